@@ -18,13 +18,16 @@ type stagedMount struct {
 	Buffered  bool         `json:"buffered,omitempty"`
 	ReadAhead int          `json:"readAhead,omitempty"`
 	Tenant    string       `json:"tenant,omitempty"`
+
+	Credentials mounter.Credentials `json:"-"` // always empty
+
 	Serial    string       `json:"serial,omitempty"`
 	Format    []string     `json:"format,omitempty"`
 	Size      int64        `json:"size,omitempty"`
 	Sequence  uint64       `json:"sequence,omitempty"`
 }
 
-// newStagedMount returns the form of m in a record. Options of an empty slice and of nil are equal
+// newStagedMount returns the form of m in a record, without credentials. Options of an empty slice and of nil are equal
 // in a record.
 func newStagedMount(m mounter.Mount) *stagedMount {
 	if len(m.Options) == 0 {
@@ -33,6 +36,7 @@ func newStagedMount(m mounter.Mount) *stagedMount {
 	if len(m.Format) == 0 {
 		m.Format = nil
 	}
+	m.Credentials = mounter.Credentials{}
 	st := stagedMount(m)
 	return &st
 }

@@ -248,13 +248,18 @@ func directoryRecipe(src source, attr attributeSet, shown int64) recipe {
 			return nil
 		},
 		check: func(root int) error {
-			at, err := statFD(root)
-			if err == nil && at.id != src.id {
-				err = errors.New("another directory was mounted")
-			}
-			return errors.Join(err, verifyFlags(root, shown))
+			return errors.Join(checkSame(root, src), verifyFlags(root, shown))
 		},
 	}
+}
+
+// checkSame returns an error unless root is the directory src.
+func checkSame(root int, src source) error {
+	at, err := statFD(root)
+	if err == nil && at.id != src.id {
+		err = errors.New("another directory was mounted")
+	}
+	return err
 }
 
 // nodeRecipe mounts the node of a block device, which fd stands for, on a file.

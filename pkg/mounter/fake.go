@@ -55,6 +55,9 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return err
 	}
+	if err := normalize(&m); err != nil {
+		return err
+	}
 	release, err := f.hold(ctx, m.Source)
 	if err != nil {
 		return err
@@ -92,6 +95,20 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	return f.put(m, at, path)
 }
 
+// normalize gives a Share the form of its source in which the Fake compares sources. Errors: ErrPath.
+func normalize(m *Mount) error {
+	if m.Kind != Share {
+		return nil
+	}
+	src, err := ParseShare(m.Source)
+	if err != nil {
+		return err
+	}
+	src.Share = strings.ToLower(src.Share)
+	m.Source = src.String()
+	return nil
+}
+
 // hold takes the lock of the mount at path, or of path itself if nothing is mounted there.
 func (f *Fake) hold(ctx context.Context, path string) (release func(), err error) {
 	f.mu.Lock()
@@ -109,6 +126,10 @@ func (f *Fake) put(m Mount, at fs.FileInfo, path string) error {
 	_, disk := f.mounts[filepath.Join(path, DeviceName)]
 	switch {
 	case mounted && equal(old, m):
+		if m.Kind == Share && m.Credentials != (Credentials{}) {
+			old.Credentials = m.Credentials
+			f.mounts[path] = old
+		}
 		return nil
 	case mounted || disk:
 		return fmt.Errorf("%w: %s", ErrConflict, path)
@@ -152,6 +173,9 @@ func (f *Fake) mountDisk(m Mount, at fs.FileInfo, path string) error {
 
 // checkSource returns an error unless the kind of m can have m's source.
 func (f *Fake) checkSource(m Mount) error {
+	if m.Kind == Share {
+		return m.Credentials.check()
+	}
 	info, err := os.Stat(m.Source)
 	if err != nil {
 		return err
@@ -435,7 +459,7 @@ func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	} else if err != nil {
 		return false, err
 	}
-	if err := f.noLinks(m.Source); err != nil {
+	if err := errors.Join(f.noLinks(m.Source), normalize(&m)); err != nil {
 		return false, err
 	}
 	at, ok := f.at(path)
@@ -564,6 +588,9 @@ func (f *Fake) look(path string) (fs.FileInfo, error) {
 // noLinks returns ErrPath if an element of source is a link. The path of the Fake's directory may
 // have links.
 func (f *Fake) noLinks(source string) error {
+	if strings.HasPrefix(source, "//") { // a Share
+		return nil
+	}
 	if _, err := below(f.dir, source); err == nil {
 		info, err := f.look(source)
 		if err == nil && info == nil {

@@ -17,7 +17,8 @@ import (
 // HelperTasks are the tasks of this package that run in helper processes. A program that uses
 // Freeze or Grow passes them to helper.Main, or calls Main.
 func HelperTasks() []helper.Task {
-	return []helper.Task{openTask, freezeTask, syncTask, thawTask, growTask}
+	return []helper.Task{openTask, freezeTask, syncTask, thawTask, growTask,
+		mountShareTask, renewShareTask, unmountShareTask, usageTask, staleTask}
 }
 
 // openTask opens directories that are open as paths only, to see whether that hangs.

@@ -39,6 +39,8 @@ const (
 	// an FSType, the filesystem on the device is mounted, and made first if the device is blank.
 	// Without an FSType, the device itself is mounted, as a Disk. Linux only.
 	BlockDevice Kind = "block-device"
+	// Share is a directory on an SMB server. Linux only.
+	Share Kind = "share"
 )
 
 // DeviceName is the name of the block device in the directory at which a Disk, or a BlockDevice
@@ -48,7 +50,7 @@ const DeviceName = "device"
 // Mount describes a mount.
 type Mount struct {
 	Kind      Kind
-	Source    string   // the absolute path of the directory, file or device
+	Source    string   // the absolute path of the directory, file or device; of a Share: see ParseShare
 	FSType    string   // of an Image: one of FSTypes; of a BlockDevice, too, or "" for the device itself
 	Sector    int      // of an Image or Disk: the logical block size in bytes, on which its filesystem depends
 	Options   []string // mount options, each of which passed CheckOptions; none for a Disk or Device
@@ -57,6 +59,9 @@ type Mount struct {
 	ReadAhead int      // of an Image or Disk: the read-ahead of its device, in bytes; 0: the kernel's default
 	// of an Image or BlockDevice: the namespace of its claim, for fair shares; "" if it is unknown
 	Tenant string
+
+	// Credentials are those of a Share. Mount gives them to the kernel. No other call needs them.
+	Credentials Credentials
 
 	// Serial identifies a BlockDevice: a serial number or another name from the storage that no
 	// other device ever has. Only a device with a Serial is formatted.
@@ -152,6 +157,12 @@ var (
 	ErrStalled  = errors.New("not answering")               // a system call on it hangs, in a process that was given up
 	// a BlockDevice with other data, too small, or unreadable; it is as it was
 	ErrDevice = errors.New("device cannot be used")
+	// of a Share
+	ErrServer   = errors.New("server does not answer")      // or refuses connections
+	ErrAccess   = errors.New("server denies access")        // to these credentials
+	ErrNotFound = errors.New("no such share, or directory") // on this server
+	// the mount is as it was, and lasts until its session ends
+	ErrCredentials = errors.New("credentials of a mounted share not changed")
 )
 
 // Main must be the first call of a program that uses Freeze or Grow, or of TestMain. In a helper
@@ -178,13 +189,19 @@ type Mounter interface {
 	// ErrDevice, and stays unchanged. A device that is mounted elsewhere, or that another program
 	// has opened exclusively, is ErrBusy.
 	//
+	// A Share that is mounted at path already gets the Credentials of m: the kernel uses them when
+	// it next logs in to the server. If the kernel cannot change them (Linux before 6.9), the error is
+	// ErrCredentials and the mount stays as it was. Errors of a Share: ErrServer, ErrAccess,
+	// ErrNotFound, and those of ctx if the server does not answer until then.
+	//
 	// A read-only Mount of a BlockDevice never writes to the device. If its filesystem has a log to
 	// replay, the error is ErrDevice: the device must be mounted for writing first. If the Sequence
 	// of the device differs from m's, the error is ErrDevice, too.
 	Mount(ctx context.Context, m Mount, path string) error
 
 	// Unmount removes all mounts at path, and leaves path itself. A healthy mount that is in use is
-	// ErrBusy: Unmount never detaches it. A path without a mount, or a missing path, is no error.
+	// ErrBusy: Unmount never detaches it. A path without a mount, or a missing path, is no error. A
+	// Share whose server does not answer is detached after 5 s.
 	Unmount(ctx context.Context, path string) error
 
 	// Remove is Unmount, followed by the removal of path: an empty directory, or a file that a
@@ -206,7 +223,8 @@ type Mounter interface {
 
 	// Grow makes the filesystem or device of m, mounted at path, as large as its image or
 	// BlockDevice, while pods use it. For a BlockDevice with an FSType, the mounted filesystem
-	// counts, of any type. A Directory and a BlockDevice without a filesystem have nothing to grow.
+	// counts, of any type. A Directory, a Share and a BlockDevice without a filesystem have nothing
+	// to grow.
 	// Errors: ErrBusy if this machine can only grow the filesystem at the next mount, ErrReadOnly,
 	// ErrDevice for a BlockDevice that is smaller than m.Size, or has another Sequence.
 	Grow(ctx context.Context, m Mount, path string) error
@@ -333,6 +351,14 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 		allowed = slices.Concat(allowed, own)
 	case Disk, Device:
 		allowed = nil
+	case Share:
+		for i, o := range options {
+			if !isShareOption(o) && !slices.Contains(directoryOptions, o) {
+				return fmt.Errorf("%w: option %d of %d: must be one of, with a valid value: %s", ErrOption, i+1, len(options),
+					strings.Join(slices.Concat(directoryOptions, shareOptionNames()), ", "))
+			}
+		}
+		return nil
 	default:
 		return fmt.Errorf("%w: a mount of kind %q", errors.ErrUnsupported, k)
 	}
@@ -377,7 +403,7 @@ func IsOption(option string) bool {
 			return true
 		}
 	}
-	return slices.Contains(directoryOptions, option)
+	return slices.Contains(directoryOptions, option) || isShareOption(option)
 }
 
 const (

@@ -26,24 +26,29 @@ const maxLayers = 32
 // linux is the Host of Linux 5.8 and newer. It uses system calls whose cost does not grow with the
 // number of mounts, and parses mountinfo only to find a source by its name (MountPointsOf).
 type linux struct {
-	dir       string // the kubelet directory, as callers spell it
-	real      string // the kubelet directory without links
-	state     string // directory of the Host alone, for the records of frozen filesystems
-	known     known
-	loops     loops
-	layers    asks[string, layer]    // of overlays, by path
-	opens     asks[int, struct{}]    // of the roots of filesystems, by mount ID
-	looks     asks[fileID, looked]   // at the content of block devices, by device number
-	rescans   asks[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
-	images    locks[backing]         // held by calls that mount, unmount, change or freeze an image
-	syncs     locks[backing]         // held to unmount an image or flush it before a freeze; taken before images
-	helpers   helper.Pool            // for system calls that a tenant can make stall
-	freezers  helper.Pool            // for freezes, so that they never take a helper from a thaw
-	stalls    stalls
-	checks    *fair.Slots   // for e2fsck and resize2fs
-	growths   *fair.Slots   // for growths of mounted filesystems
-	toolLimit time.Duration // the constant toolLimit, or less in a test
-	legacy    atomic.Bool   // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
+	dir      string // the kubelet directory, as callers spell it
+	real     string // the kubelet directory without links
+	state    string // directory of the Host alone, for the records of frozen filesystems
+	known    known
+	loops    loops
+	layers   asks[string, layer]    // of overlays, by path
+	opens    asks[int, struct{}]    // of the roots of filesystems, by mount ID
+	looks    asks[fileID, looked]   // at the content of block devices, by device number
+	rescans  asks[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
+	images   locks[backing]         // held by calls that mount, unmount, change or freeze an image
+	syncs    locks[backing]         // held to unmount an image or flush it before a freeze; taken before images
+	helpers  helper.Pool            // for system calls that a tenant can make stall
+	freezers helper.Pool            // for freezes, so that they never take a helper from a thaw
+	// for system calls on shares, which wait for a server
+	shareHelpers helper.Pool
+	shares       shares
+	secrets      secrets
+	paths        locks[string] // held by calls that mount or unmount a path, until their helpers have ended
+	stalls       stalls
+	checks       *fair.Slots   // for e2fsck and resize2fs
+	growths      *fair.Slots   // for growths of mounted filesystems
+	toolLimit    time.Duration // the constant toolLimit, or less in a test
+	legacy       atomic.Bool   // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
 // New returns the Host of this machine for paths below dir, the kubelet directory, which must
@@ -135,6 +140,9 @@ func (l *linux) findMounts() error {
 		}
 		path := l.dir + strings.TrimPrefix(i.Mountpoint, l.real)
 		l.known.add(path, sourceOf(i, i.Root))
+		if i.FSType == cifs {
+			l.shares.add(uint32(i.Major), uint32(i.Minor))
+		}
 		if n, ok := loopNumber(i.Source); ok && i.FSType == btrfs { // a local disk, so statx does not stall
 			if at, err := statAt(i); err == nil {
 				l.loops.showsOn(at.id, n)
@@ -227,6 +235,9 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 	if m.Kind == BlockDevice && m.Source == "" {
 		return fmt.Errorf("%w: the volume is not attached to this node:"+
 			" does the driver's CSIDriver have attachRequired?", ErrDevice)
+	}
+	if m.Kind == Share {
+		return l.mountShare(ctx, m, p, attr)
 	}
 	src, release, err := l.lockSource(ctx, m)
 	if err != nil {
@@ -332,7 +343,7 @@ func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attribute
 	if src.kind() != unix.S_IFDIR {
 		return &fs.PathError{Op: "mount", Path: m.Source, Err: unix.ENOTDIR}
 	}
-	flags, err := flagsOf(src.fd)
+	flags, err := l.flagsAt(src.fd, src.state)
 	if err != nil {
 		return err
 	}
@@ -341,7 +352,7 @@ func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attribute
 	}
 	shown := (flags&managedFlags)&^attr.clearFlags() | attr.flags
 	t, done, err := p.prepare(unix.S_IFDIR, func(at state, root int) (bool, error) {
-		return at.id == src.id, verifyFlags(root, shown)
+		return at.id == src.id, l.verifyFlagsAt(root, at, shown)
 	})
 	if done || err != nil {
 		return err
@@ -349,7 +360,21 @@ func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attribute
 	defer t.close()
 	crashpoint.Reached("mount:target-made")
 	r := directoryRecipe(src, attr, shown)
-	r.record = func(int) error { return l.remember(p.path, src) }
+	share, err := l.shareAt(src.state)
+	if err != nil {
+		return t.failed(m, err)
+	}
+	if share != nil { // only mountinfo shows its flags without a question to its server
+		r.check = func(root int) error { return checkSame(root, src) }
+	}
+	r.record = func(root int) error {
+		if share != nil {
+			if err := l.verifyRoot(root, shown); err != nil {
+				return err
+			}
+		}
+		return l.remember(p.path, src)
+	}
 	return t.failed(m, l.attach(t, r))
 }
 
@@ -374,6 +399,11 @@ func (l *linux) Remove(ctx context.Context, path string) error {
 // unmountLayers unmounts layer by layer until path is no mount point. With remove, the removal of
 // path shows that no layer is left. The caller holds the locks of the image that is mounted there.
 func (l *linux) unmountLayers(ctx context.Context, path string, remove bool) error {
+	hold, err := l.holdPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer hold.free()
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		l.known.forget(path)
@@ -393,7 +423,7 @@ func (l *linux) unmountLayers(ctx context.Context, path string, remove bool) err
 			l.known.forget(path)
 			return nil
 		case err == nil && at.mounted:
-			err = p.unmount(ctx, 0)
+			err = l.unmountLayer(ctx, p, at, hold)
 			device = device || at.kind() == unix.S_IFBLK
 		case err == nil && !remove:
 			l.known.forget(path)
@@ -415,6 +445,18 @@ func (l *linux) unmountLayers(ctx context.Context, path string, remove bool) err
 		}
 	}
 	return fmt.Errorf("unmount %s: still a mount point after %d tries", path, maxLayers)
+}
+
+// unmountLayer removes the topmost mount at p.
+func (l *linux) unmountLayer(ctx context.Context, p pathHandle, at state, hold *pathHold) error {
+	share, err := l.shareAt(at)
+	if err != nil {
+		return err
+	}
+	if share != nil {
+		return l.unmountShare(ctx, p, at, hold)
+	}
+	return p.unmount(ctx, 0)
 }
 
 // removeAt removes the mount point at p: a directory with or without the device of a Disk, or the
@@ -506,6 +548,9 @@ func (p pathHandle) removeFile(known bool) error {
 func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	if m.Kind == BlockDevice && m.Source == "" { // the device is not attached
 		return false, nil
+	}
+	if m.Kind == Share {
+		return l.shareMounted(m, path)
 	}
 	src, err := l.statSource(m.Source)
 	if err != nil {
@@ -655,7 +700,7 @@ func findFD(fd int) (name string, own *mountinfo.Info, err error) {
 	return filepath.Join(infos[0].Root, rel), infos[0], nil
 }
 
-func (l *linux) Usage(_ context.Context, path string) (Usage, error) {
+func (l *linux) Usage(ctx context.Context, path string) (Usage, error) {
 	p, err := l.open(path)
 	if err != nil {
 		return Usage{}, err
@@ -667,10 +712,22 @@ func (l *linux) Usage(_ context.Context, path string) (Usage, error) {
 	if u, ok, err := p.deviceUsage(); ok || err != nil {
 		return u, err
 	}
+	if at, err := p.stat(); err == nil {
+		if share, err := l.shareAt(at); err != nil {
+			return Usage{}, err
+		} else if share != nil {
+			return l.shareUsage(ctx, p)
+		}
+	}
 	var st unix.Statfs_t
 	if err := p.statfs(&st); err != nil {
 		return Usage{}, err
 	}
+	return usageOf(st), nil
+}
+
+// usageOf converts the result of statfs(2).
+func usageOf(st unix.Statfs_t) Usage {
 	unit := st.Frsize
 	return Usage{
 		TotalBytes:      int64(st.Blocks) * unit,
@@ -679,5 +736,5 @@ func (l *linux) Usage(_ context.Context, path string) (Usage, error) {
 		TotalInodes:     int64(st.Files),
 		UsedInodes:      int64(st.Files - st.Ffree),
 		AvailableInodes: int64(st.Ffree),
-	}, nil
+	}
 }

@@ -91,10 +91,10 @@ func (p pathHandle) stat() (state, error) {
 	return s, nil
 }
 
-// isDead reports whether err is an error that a mount returns when its server or disk is gone.
+// isDead reports whether err is an error that a mount returns when its server or disk is gone for
+// good. EHOSTDOWN is not among them: a share returns it while its server is away, and recovers.
 func isDead(err error) bool {
-	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE) ||
-		errors.Is(err, unix.EHOSTDOWN) || errors.Is(err, unix.EIO)
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EIO)
 }
 
 func (p pathHandle) statfs(st *unix.Statfs_t) error {
@@ -406,11 +406,13 @@ type state struct {
 // kind returns the type of the file: S_IFDIR, for example.
 func (s state) kind() uint16 { return s.mode & unix.S_IFMT }
 
+// stat never waits for a server: AT_STATX_DONT_SYNC answers from the kernel's memory for the root of
+// a mount.
 func stat(dir int, path string, flags int) (state, error) {
 	const mask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STATX_INO | unix.STATX_NLINK |
 		unix.STATX_SIZE | unix.STATX_MNT_ID
 	var st unix.Statx_t
-	if err := unix.Statx(dir, path, flags, mask, &st); err != nil {
+	if err := unix.Statx(dir, path, flags|unix.AT_STATX_DONT_SYNC, mask, &st); err != nil {
 		return state{}, err
 	}
 	mounted := st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0

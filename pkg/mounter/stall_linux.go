@@ -83,7 +83,8 @@ func (s *stalls) admit(tenant string) error {
 func (l *linux) Helpers() []Helpers {
 	freezes, maxFreezes := l.freezers.Busy()
 	others, maxOthers := l.helpers.Busy()
-	return []Helpers{{"freeze", freezes, maxFreezes}, {"mount", others, maxOthers}}
+	shares, maxShares := l.shareHelpers.Busy()
+	return []Helpers{{"freeze", freezes, maxFreezes}, {"mount", others, maxOthers}, {"share", shares, maxShares}}
 }
 
 // failures adds the stalled images to all, by path.

@@ -31,7 +31,7 @@ func judge(suites []suite, results string) error {
 	outcomes, done := read(results)
 	var failed []error
 	for _, s := range suites {
-		o, ok := outcomes[s.Package]
+		o, ok := outcomes[s.Package+"#"+s.Run]
 		switch {
 		case !ok || o.exit == "":
 			failed = append(failed, fmt.Errorf("%s: it did not run to its end", s.Package))

@@ -23,6 +23,7 @@ type machine struct {
 	dir    string // of our own, for all that is made
 	kernel kernel
 	initrd string // path of an archive
+	smb    string // of smbtest.EnvRemote, as the guest sees it
 }
 
 // program is a program that the guest needs, and the package of Debian that has it.
@@ -121,6 +122,7 @@ func (m *machine) addTests(ctx context.Context, a *archive, suites []suite) erro
 	}
 	a.file("/tests/list", []byte(list.String()))
 	a.file("/tests/disks", []byte(strings.Join(disks, " ")))
+	a.file("/tests/smb", []byte(m.smb))
 	return nil
 }
 

@@ -4,7 +4,8 @@
 //
 // The guest has a kernel, an init that is in the directory guest, the tests as static programs, and
 // the few programs that tests run, which are those of this machine. The guest has blank disks with
-// serial numbers, and no network.
+// serial numbers, and a network on which it reaches this machine, for an SMB server that runs here
+// as a child process (package smbtest).
 package main
 
 import (
@@ -36,10 +37,13 @@ var suites = []suite{
 	{"pkg/mounter",
 		"^(TestImagesGrow|TestAMountedDeviceGrows|" +
 			"TestAnExt4GrowsBefore.*|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
+	{"pkg/mounter", "^TestShares$"},
 }
 
 // modules are the kernel modules that tests need, without their dependencies.
-var modules = []string{"loop", "xfs", "quota_v2", "btrfs", "virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "nvme"}
+var modules = []string{"loop", "xfs", "quota_v2", "btrfs", "virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "nvme",
+	"virtio_net", "cifs", "nls_utf8", "md5", "sha512_generic", "sha256_generic", "aes_generic", "cmac", "hmac", "ecb", "ctr",
+	"cbc", "ghash_generic", "gcm", "ccm", "seqiv"} // without ctr and ghash_generic every mount of a share is ENOENT
 
 // disks are the devices of QEMU that are disks of the guest. Their serial numbers are their names.
 var disks = []string{"virtio-blk-pci", "nvme", "scsi-hd"}
@@ -84,6 +88,11 @@ func run(ctx context.Context, only string, limit time.Duration) error {
 	defer os.RemoveAll(dir)
 	start := time.Now()
 	m := machine{dir: dir}
+	stop, err := m.serveSMB(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	if err := m.prepare(ctx, chosen); err != nil {
 		return err
 	}

@@ -58,6 +58,7 @@ func (m *machine) boot(ctx context.Context, limit time.Duration) (results string
 		"-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-smp", "2", "-m", memory,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", m.kernel.image, "-initrd", m.initrd, "-append", "console=ttyS0 quiet panic=-1 mitigations=off",
+		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
 		"-serial", "stdio", "-serial", "file:"+file)...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	// It ends with the thread that started it.

@@ -38,6 +38,13 @@ func run() error {
 	if err := loadModules(); err != nil {
 		return err
 	}
+	if err := network(); err != nil {
+		return fmt.Errorf("network: %w", err)
+	}
+	smb, err := lines("/tests/smb")
+	if err != nil {
+		return err
+	}
 	disks, err := lines("/tests/disks")
 	if err != nil {
 		return err
@@ -48,10 +55,11 @@ func run() error {
 	}
 	for _, line := range list {
 		f := strings.Split(line, "\t")
-		fmt.Fprintf(results, "vm: begin %s\n", f[1])
+		suite := f[1] + "#" + f[2] // test/vm expects the package and the pattern without spaces
+		fmt.Fprintf(results, "vm: begin %s\n", suite)
 		fmt.Printf("\n== %s -run %s\n", f[1], f[2])
-		exit := test(io.MultiWriter(os.Stdout, results), disks[0], f[0], f[2])
-		fmt.Fprintf(results, "\nvm: end %s %s\n", f[1], exit)
+		exit := test(io.MultiWriter(os.Stdout, results), disks[0], smb[0], f[0], f[2])
+		fmt.Fprintf(results, "\nvm: end %s %s\n", suite, exit)
 	}
 	_, err = fmt.Fprintln(results, "vm: done")
 	return err
@@ -89,12 +97,49 @@ func loadModules() error {
 	return nil
 }
 
+// network gives the guest the address that QEMU's user network expects. The machine of the guest is
+// 10.0.2.2 on the same network.
+func network() error {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	for _, link := range []struct {
+		name          string
+		address, mask []byte
+	}{
+		{"lo", []byte{127, 0, 0, 1}, []byte{255, 0, 0, 0}},
+		{"eth0", []byte{10, 0, 2, 15}, []byte{255, 255, 255, 0}},
+	} {
+		set := func(request uint, value func(*unix.Ifreq) error) error {
+			ifr, err := unix.NewIfreq(link.name)
+			if err == nil {
+				err = value(ifr)
+			}
+			if err == nil {
+				err = unix.IoctlIfreq(socket, request, ifr)
+			}
+			return err
+		}
+		if err := errors.Join(
+			set(unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(link.address) }),
+			set(unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(link.mask) }),
+			set(unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING); return nil }),
+		); err != nil {
+			return fmt.Errorf("%s: %w", link.name, err)
+		}
+	}
+	return nil
+}
+
 // test runs tests and returns "0", or how they ended. disks are the serial numbers of the guest's
-// disks.
-func test(out io.Writer, disks, program, pattern string) string {
+// disks, smb is the value of smbtest.EnvRemote.
+func test(out io.Writer, disks, smb, program, pattern string) string {
 	cmd := exec.Command(program, "-test.v", "-test.count=1", "-test.timeout=8m", "-test.run="+pattern)
 	cmd.Dir = "/tmp"
-	cmd.Env = []string{"PATH=/bin", "HOME=/tmp", "CAUSEWAY_MUST_MOUNT=1", "CAUSEWAY_TEST_DISKS=" + disks}
+	cmd.Env = []string{"PATH=/bin", "HOME=/tmp", "CAUSEWAY_MUST_MOUNT=1", "CAUSEWAY_TEST_DISKS=" + disks,
+		"CAUSEWAY_TEST_SMB=" + smb}
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err != nil {
 		return err.Error()

@@ -1,0 +1,254 @@
+// Package smbtest runs a private SMB server, Samba's smbd, as a child process of a test. A test can
+// make the server silent, kill it, start it again and change its password, also from a guest of
+// test/vm, which reaches the server and its control over the network.
+package smbtest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Shares of a Server. Each is a directory of this name in Server.Dir.
+const (
+	Share     = "share"     // for reading and writing
+	Encrypted = "encrypted" // rejects connections without encryption
+	ReadOnly  = "readonly"
+	Denied    = "denied" // not for Server.User
+)
+
+// Server is an SMB server at a port of the loopback address.
+type Server struct {
+	Dir      string // holds the shares
+	Port     int
+	User     string
+	Password string
+
+	conf    string
+	mu      sync.Mutex
+	cmd     *exec.Cmd
+	ended   chan struct{}
+}
+
+// Installed reports whether the programs of a Server are installed: Debian's package samba.
+func Installed() bool {
+	_, smbd := find("smbd")
+	_, pdbedit := find("pdbedit")
+	return smbd == nil && pdbedit == nil
+}
+
+// find returns the path of a program, also in the directories of root's programs.
+func find(program string) (string, error) {
+	if path, err := exec.LookPath(program); err == nil {
+		return path, nil
+	}
+	return exec.LookPath(filepath.Join("/usr/sbin", program))
+}
+
+// Start starts a Server whose files are in dir, an empty directory. Close ends it; so does the end
+// of this process.
+func Start(dir string) (*Server, error) {
+	s := &Server{Dir: filepath.Join(dir, "shares"), User: "alice", Password: "pa,ss w", conf: filepath.Join(dir, "smb.conf")}
+	unix, err := unixUser()
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	s.Port = l.Addr().(*net.TCPAddr).Port
+	if err := l.Close(); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"private", "lock", "state", "cache", "pid", "ncalrpc", "log", "shares"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range []string{Share, Encrypted, ReadOnly, Denied} {
+		path := filepath.Join(s.Dir, name)
+		if err := errors.Join(os.Mkdir(path, 0o777), os.Chmod(path, 0o777)); err != nil {
+			return nil, err
+		}
+	}
+	// smbd resolves the paths of its shares as another user.
+	for path := dir; path != filepath.Dir(os.TempDir()) && path != "/"; path = filepath.Dir(path) {
+		if info, err := os.Stat(path); err == nil && info.Mode()&0o001 == 0 {
+			if err := os.Chmod(path, info.Mode()|0o055); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "users"), []byte(unix+" = "+s.User+"\n"), 0o644); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(s.conf, []byte(s.configuration(dir)), 0o644); err != nil {
+		return nil, err
+	}
+	if err := s.pdbedit(unix, "-a"); err != nil {
+		return nil, err
+	}
+	return s, s.Restart()
+}
+
+// unixUser returns the user as whom smbd works on files.
+func unixUser() (string, error) {
+	if os.Geteuid() == 0 {
+		return "daemon", nil
+	}
+	u, err := user.Current()
+	if err != nil {
+		return "", err
+	}
+	return u.Username, nil
+}
+
+func (s *Server) configuration(dir string) string {
+	var c strings.Builder
+	fmt.Fprintf(&c, `[global]
+server role = standalone server
+smb ports = %d
+bind interfaces only = yes
+interfaces = 127.0.0.1/8
+disable netbios = yes
+server min protocol = SMB3_00
+server signing = mandatory
+passdb backend = tdbsam:%[2]s/private/passdb.tdb
+private dir = %[2]s/private
+lock directory = %[2]s/lock
+state directory = %[2]s/state
+cache directory = %[2]s/cache
+pid directory = %[2]s/pid
+ncalrpc dir = %[2]s/ncalrpc
+log file = %[2]s/log/smbd
+username map = %[2]s/users
+load printers = no
+disable spoolss = yes
+usershare path =
+follow symlinks = no
+`, s.Port, dir)
+	for name, more := range map[string]string{
+		Share: "read only = no", Encrypted: "read only = no\nsmb encrypt = required", ReadOnly: "read only = yes",
+		Denied: "read only = no\nvalid users = nobody",
+	} {
+		fmt.Fprintf(&c, "[%s]\npath = %s\n%s\n", name, filepath.Join(s.Dir, name), more)
+	}
+	return c.String()
+}
+
+// pdbedit writes the password of a user to smbd's database.
+func (s *Server) pdbedit(unix string, flags ...string) error {
+	path, err := find("pdbedit")
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(path, append([]string{"-s", s.conf, "-t", "-u", unix}, flags...)...)
+	cmd.Stdin = strings.NewReader(s.Password + "\n" + s.Password + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("pdbedit: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// SetPassword changes the password for new sessions.
+func (s *Server) SetPassword(password string) error {
+	unix, err := unixUser()
+	if err != nil {
+		return err
+	}
+	path, err := find("smbpasswd")
+	if err != nil {
+		return err
+	}
+	s.Password = password
+	cmd := exec.Command(path, "-c", s.conf, "-s", "-a", unix)
+	cmd.Stdin = strings.NewReader(password + "\n" + password + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("smbpasswd: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// Restart starts the server, which must not run, and waits until it accepts connections.
+func (s *Server) Restart() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	path, err := find("smbd")
+	if err != nil {
+		return err
+	}
+	// smbd ends with its standard input, and takes its process group with it.
+	cmd := exec.Command(path, "-F", "--no-process-group", "--debug-stdout", "-s", s.conf, "-l",
+		filepath.Join(filepath.Dir(s.conf), "log"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if _, err := cmd.StdinPipe(); err != nil { // open until Wait
+		return err
+	}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	s.cmd, s.ended = cmd, ended
+	go func() {
+		cmd.Wait() // reports the signal of Kill
+		close(ended)
+	}()
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port))
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		conn, err := net.DialTimeout("tcp", address, time.Second)
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-ended:
+			return fmt.Errorf("smbd has ended: %s", out.Bytes())
+		default:
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("smbd does not answer: %w", err)
+		}
+	}
+}
+
+// Silence stops the server: connections stay open, and nothing answers.
+func (s *Server) Silence() error { return s.signal(syscall.SIGSTOP) }
+
+// Resume lets a silent server answer.
+func (s *Server) Resume() error { return s.signal(syscall.SIGCONT) }
+
+// Kill ends the server and its connections at once.
+func (s *Server) Kill() error {
+	if err := s.signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	<-s.ended
+	return nil
+}
+
+// signal sends a signal to all processes of the server.
+func (s *Server) signal(sig syscall.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return syscall.Kill(-s.cmd.Process.Pid, sig)
+}
+
+// Close ends the server, silent or not, if it runs.
+func (s *Server) Close() error {
+	if err := s.Kill(); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return err
+	}
+	return nil
+}
