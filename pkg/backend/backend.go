@@ -360,6 +360,26 @@ type HealthReporter interface {
 	StorageHealth(ctx context.Context) ([]Condition, error)
 }
 
+// Reacher is a [Backend] with volumes that nodes mount from a server, such as shares. The health of
+// a volume on a node is then that of the way to its server: the driver calls Reach instead of the
+// methods of a [HealthReporter], which serve the controller.
+type Reacher interface {
+	// Reach returns the conditions of the server of m, a Mount that is staged on this node, without
+	// credentials. Reach asks the server, and never touches the mount: a call on a mount whose
+	// server is silent does not return. Reach returns before the end of ctx. The driver calls Reach
+	// for many mounts at the same time, so that a result is worth keeping for some seconds. CSI spec
+	// v1.13, NodeGetVolumeHealth and NodeGetStorageHealth.
+	Reach(ctx context.Context, m mounter.Mount) ([]Condition, error)
+}
+
+// Grouper is a [Backend] whose mounts give all files of a volume to a group, so that pods need no
+// change of the ownership of each file (fsGroup of a pod).
+type Grouper interface {
+	// Owned returns m, a result of Mount, with options by which all files of the volume have the
+	// group gid and its members can read and write them. CSI spec v1.13, VOLUME_MOUNT_GROUP.
+	Owned(m mounter.Mount, gid uint32) (mounter.Mount, error)
+}
+
 // UsageReporter is a [Backend] that knows the usage of a volume where the filesystem of its mount
 // cannot report it.
 type UsageReporter interface {

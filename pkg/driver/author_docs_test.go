@@ -86,6 +86,14 @@ var alone = map[string]backend.Backend{
 		backend.Backend
 		backend.Prober
 	}{},
+	"Reacher": struct {
+		backend.Backend
+		backend.Reacher
+	}{},
+	"Grouper": struct {
+		backend.Backend
+		backend.Grouper
+	}{},
 	"HealthReporter": struct {
 		backend.Backend
 		backend.HealthReporter

@@ -105,9 +105,12 @@ func NodeCapabilities(b backend.Backend) *csi.NodeGetCapabilitiesResponse {
 	if is[backend.Expander](b) {
 		types = append(types, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	}
-	if is[backend.HealthReporter](b) {
+	if is[backend.HealthReporter](b) || is[backend.Reacher](b) {
 		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
 			csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
+	}
+	if is[backend.Grouper](b) {
+		types = append(types, csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 	}
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: each(types,
 		func(t csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {

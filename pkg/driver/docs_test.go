@@ -99,6 +99,9 @@ func TestTheDocumentedConditionsAreTheConditions(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
 			source, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)

@@ -94,6 +94,9 @@ func (n *node) NodeExpandVolume(ctx context.Context,
 // storage.
 func (n *node) sizeFor(ctx context.Context, req *csi.NodeExpandVolumeRequest, mount *mounter.Mount) (int64, error) {
 	required := req.GetCapacityRange().GetRequiredBytes()
+	if mount.Kind == mounter.Share { // its size is a promise of the server, which may not answer
+		return required, nil
+	}
 	if mount.Kind == mounter.BlockDevice {
 		mount.Size = max(mount.Size, required)
 		return mount.Size, nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -25,6 +26,7 @@ type node struct {
 	mounter  mounter.Mounter
 	topology *topology
 	records  *stagingRecords
+	renewals renewals
 	prober   *prober
 	id       string
 }
@@ -64,7 +66,7 @@ func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) 
 	if err := n.notInline(ctx, id); err != nil {
 		return err
 	}
-	mount, err := n.backend.Mount(ctx, id, vc.Access)
+	mount, err := n.mountOf(ctx, id, vc)
 	if err != nil {
 		return err
 	}
@@ -97,7 +99,11 @@ func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) 
 		return err
 	}
 	crashpoint.Reached("stage:recorded")
-	if err := n.mounter.Mount(ctx, mount, path); err != nil {
+	err = n.mounter.Mount(ctx, mount, path)
+	if errors.Is(err, mounter.ErrCredentials) { // the mount keeps those that it has
+		err = nil
+	}
+	if err != nil {
 		if occupied, look := n.mounter.Occupied(ctx, path); look == nil && (!occupied || wasRecorded) {
 			err = errors.Join(err, forget())
 		}
@@ -105,7 +111,22 @@ func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) 
 	}
 	crashpoint.Reached("stage:mounted")
 	n.records.setLive(path, true)
+	n.renewals.staged(path, vc.Secrets)
 	return n.growToSize(ctx, mount, path)
+}
+
+// mountOf returns the Mount of a volume for a capability, with its volume mount group.
+func (n *node) mountOf(ctx context.Context, id string, vc volumeCapability) (mounter.Mount, error) {
+	mount, err := n.backend.Mount(ctx, id, vc.Access)
+	grouper, ok := n.backend.(backend.Grouper)
+	if err != nil || !ok || vc.group == "" {
+		return mount, err
+	}
+	gid, err := strconv.ParseUint(vc.group, 10, 32)
+	if err != nil {
+		return mount, err
+	}
+	return grouper.Owned(mount, uint32(gid))
 }
 
 // growToSize grows the content of a staged volume to the size of the volume. The content may be a
@@ -135,6 +156,7 @@ func (n *node) NodeUnstageVolume(ctx context.Context,
 		return nil, fmt.Errorf("unstage volume %.128q: %w", id, err)
 	}
 	crashpoint.Reached("unstage:unmounted")
+	n.renewals.forget(path)
 	if err := n.records.remove(path); err != nil {
 		return nil, fmt.Errorf("unstage volume %.128q: %w", id, err)
 	}
@@ -204,6 +226,7 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, v
 	}
 	crashpoint.Reached("publish:mounted")
 	if published {
+		n.renew(ctx, req, vc)
 		return nil
 	}
 	// If another program has unmounted the staging path meanwhile, the pod would now write to the
@@ -231,7 +254,7 @@ func (n *node) mountToPublish(ctx context.Context,
 	}
 	vc.Context, vc.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
 	vc.PublishContext = req.GetPublishContext()
-	return n.backend.Mount(ctx, id, vc.Access)
+	return n.mountOf(ctx, id, vc)
 }
 
 // asStaged returns an error if the volume was staged with another capability than vc, or if the
@@ -249,7 +272,8 @@ func (n *node) asStaged(req *csi.NodePublishVolumeRequest, vc volumeCapability, 
 	if published {
 		class = mounter.ErrConflict
 	}
-	return fmt.Errorf("%w: the volume is staged with another capability", class)
+	return fmt.Errorf("%w: the volume is staged with another capability: access mode, mount options or volume mount group "+
+		"(fsGroup of a pod)", class)
 }
 
 // onlyTarget returns an error if the mount at path is published at another path than target.
@@ -374,59 +398,6 @@ func (n *node) usage(ctx context.Context, id, path string) (mounter.Usage, error
 		}
 	}
 	return n.mounter.Usage(ctx, path)
-}
-
-// NodeGetVolumeHealth returns the conditions that the backend reports, and a further condition if a
-// staged volume is no longer mounted.
-func (n *node) NodeGetVolumeHealth(ctx context.Context,
-	req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
-	reporter, ok := n.backend.(backend.HealthReporter)
-	if !ok {
-		return n.UnimplementedNodeServer.NodeGetVolumeHealth(ctx, req)
-	}
-	id := req.GetVolumeId()
-	if err := required("volume ID", id); err != nil {
-		return nil, err
-	}
-	conditions, err := reporter.Health(ctx, id)
-	if err != nil {
-		return nil, fmt.Errorf("get the health of volume %.128q: %w", id, err)
-	}
-	for path, mount := range n.records.liveOf(id) {
-		_, mounted, err := n.mountedAs(ctx, id, path) // the conditions of the backend explain an error
-		// If another call has begun to unstage the volume meanwhile, the mount is no longer live.
-		if err == nil && !mounted && n.records.liveOf(id)[path] == mount {
-			conditions = append(conditions, backend.Condition{
-				Severity: backend.Inaccessible, Reason: "StagingMountLost",
-				Message: fmt.Sprintf("%s is no longer mounted: delete the pods that use the volume, so that it is "+
-					"staged again", path),
-			})
-			break
-		}
-	}
-	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: volumeHealth(id, conditions)}, nil
-}
-
-func (n *node) NodeGetStorageHealth(ctx context.Context,
-	req *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
-	if !is[backend.HealthReporter](n.backend) {
-		return n.UnimplementedNodeServer.NodeGetStorageHealth(ctx, req)
-	}
-	conditions, err := n.prober.storageHealth(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("get the health of the storage: %w", err)
-	}
-	resp := &csi.NodeGetStorageHealthResponse{}
-	for _, c := range conditions {
-		status := csi.StorageHealthErrorType_STORAGE_UNREACHABLE
-		if c.Severity == backend.Degraded {
-			status = csi.StorageHealthErrorType_STORAGE_DEGRADED
-		}
-		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{
-			Status: status, Reason: c.Reason, Message: c.Message,
-		})
-	}
-	return resp, nil
 }
 
 // mountedAs returns the Mount of a volume for path, and whether the volume is mounted at path. For a

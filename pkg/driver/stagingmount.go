@@ -1,7 +1,10 @@
 package driver
 
 import (
+	"cmp"
+	"maps"
 	"reflect"
+	"slices"
 
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -21,10 +24,10 @@ type stagedMount struct {
 
 	Credentials mounter.Credentials `json:"-"` // always empty
 
-	Serial    string       `json:"serial,omitempty"`
-	Format    []string     `json:"format,omitempty"`
-	Size      int64        `json:"size,omitempty"`
-	Sequence  uint64       `json:"sequence,omitempty"`
+	Serial   string   `json:"serial,omitempty"`
+	Format   []string `json:"format,omitempty"`
+	Size     int64    `json:"size,omitempty"`
+	Sequence uint64   `json:"sequence,omitempty"`
 }
 
 // newStagedMount returns the form of m in a record, without credentials. Options of an empty slice and of nil are equal
@@ -56,6 +59,20 @@ func (s *stagingRecords) mountAt(id, path string, publishContext map[string]stri
 		return mounter.Mount{}, false
 	}
 	return mounter.Mount(*st.Mount), true
+}
+
+// liveMounts returns the Mounts of all volumes that are staged on this node, those of the same
+// source once.
+func (s *stagingRecords) liveMounts() []mounter.Mount {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	bySource := map[string]mounter.Mount{}
+	for path, st := range s.byPath {
+		if s.live[path] > 0 && st.Mount != nil {
+			bySource[st.Mount.Source] = mounter.Mount(*st.Mount)
+		}
+	}
+	return slices.SortedFunc(maps.Values(bySource), func(a, b mounter.Mount) int { return cmp.Compare(a.Source, b.Source) })
 }
 
 // mountsOf returns the Mounts with which a volume was staged on this node, and whether all of its

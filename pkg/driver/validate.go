@@ -4,8 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -157,7 +159,8 @@ func (c *controller) createOptions(req *csi.CreateVolumeRequest) (o backend.Crea
 // volumeCapability is a VolumeCapability that this driver supports.
 type volumeCapability struct {
 	backend.Access
-	mode csi.VolumeCapability_AccessMode_Mode
+	mode  csi.VolumeCapability_AccessMode_Mode
+	group string // volume mount group, a decimal number; "": none
 }
 
 // parseCapabilities checks and converts volume capabilities. At least one is required.
@@ -187,9 +190,8 @@ func (t *topology) parseCapability(c *csi.VolumeCapability) (volumeCapability, e
 	default:
 		return vc, fmt.Errorf("%w: a volume capability has neither block nor mount", backend.ErrInvalid)
 	}
-	if c.GetMount().GetVolumeMountGroup() != "" {
-		return vc, fmt.Errorf("%w: the volume mount group is set, but this driver does not have VOLUME_MOUNT_GROUP",
-			backend.ErrInvalid)
+	if err := t.parseGroup(c.GetMount().GetVolumeMountGroup(), &vc); err != nil {
+		return vc, err
 	}
 	flags := 0
 	for _, f := range vc.Options {
@@ -199,13 +201,27 @@ func (t *topology) parseCapability(c *csi.VolumeCapability) (volumeCapability, e
 		return vc, fmt.Errorf("%w: the mount flags have %d bytes, must have at most %d", backend.ErrInvalid, flags,
 			maxMountFlags)
 	}
-	switch vc.mode {
-	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
-		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
-		vc.ReadOnly = true
-	}
+	vc.ReadOnly = vc.readOnlyMode()
 	vc.SharedWrite = vc.manyNodes() && !vc.ReadOnly
 	return vc, t.checkMode(vc.mode)
+}
+
+// parseGroup sets the volume mount group of vc.
+func (t *topology) parseGroup(group string, vc *volumeCapability) error {
+	if group == "" {
+		return nil
+	}
+	if !t.groups {
+		return fmt.Errorf("%w: the volume mount group is set, but this driver does not have VOLUME_MOUNT_GROUP",
+			backend.ErrInvalid)
+	}
+	gid, err := strconv.ParseUint(group, 10, 32)
+	if err != nil || gid == math.MaxUint32 {
+		return fmt.Errorf("%w: invalid volume mount group %.32q: must be a group ID below %d", backend.ErrInvalid, group,
+			uint32(math.MaxUint32))
+	}
+	vc.group = strconv.FormatUint(gid, 10)
+	return nil
 }
 
 // checkMode returns an error for an access mode that the topology cannot provide.
@@ -240,6 +256,12 @@ func (vc volumeCapability) oneTarget() bool {
 	return false
 }
 
+// readOnlyMode reports whether the access mode permits no writing.
+func (vc volumeCapability) readOnlyMode() bool {
+	return vc.mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY ||
+		vc.mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+}
+
 // manyNodes reports whether the volume may be used on more than one node at the same time.
 func (vc volumeCapability) manyNodes() bool {
 	switch vc.mode {
@@ -256,7 +278,11 @@ func (vc volumeCapability) manyNodes() bool {
 type digest [16]byte
 
 func (vc volumeCapability) digest() digest {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q", vc.mode, vc.Block, vc.FSType, vc.Options))
+	text := fmt.Appendf(nil, "%d %t %q %q", vc.mode, vc.Block, vc.FSType, vc.Options)
+	if vc.group != "" { // records of earlier releases have no group
+		text = append(text, " "+vc.group...)
+	}
+	sum := sha256.Sum256(text)
 	return digest(sum[:])
 }
 
@@ -275,9 +301,10 @@ func (d *digest) UnmarshalText(text []byte) error {
 
 // topology is where volumes can be used: on one node, or on all.
 type topology struct {
-	local bool
-	key   string // topology key; "" if not local
-	value string
+	groups bool // the backend is a Grouper
+	local  bool
+	key    string // topology key; "" if not local
+	value  string
 
 	// message is the topology in CSI; nil if not local. All responses share message, which is
 	// immutable.
@@ -286,10 +313,11 @@ type topology struct {
 
 func newTopology(cfg Config) *topology {
 	local, ok := cfg.Backend.(backend.NodeLocal)
+	groups := is[backend.Grouper](cfg.Backend)
 	if !ok {
-		return &topology{}
+		return &topology{groups: groups}
 	}
-	t := &topology{local: true, key: TopologyKey(cfg.Name), value: volumeid.Segment(local.Node())}
+	t := &topology{groups: groups, local: true, key: TopologyKey(cfg.Name), value: volumeid.Segment(local.Node())}
 	t.message = &csi.Topology{Segments: map[string]string{t.key: t.value}}
 	return t
 }

@@ -26,7 +26,7 @@ import (
 )
 
 // The interfaces that Backend implements. NodeLocal is not among them, as that is for storage
-// without attaching.
+// without attaching, nor are Reacher and Grouper, which are for shares.
 var (
 	_ backend.Backend          = (*Backend)(nil)
 	_ backend.Lister           = (*Backend)(nil)
