@@ -774,7 +774,7 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 		ErrThawed) {
 		t.Fatalf("Freeze = %v, want ErrThawed", err)
 	}
-	if got, want := fmt.Sprint(l.Helpers()), "[{freeze 1 1} {mount 0 64}]"; got != want {
+	if got, want := fmt.Sprint(l.Helpers()), "[{freeze 1 1} {mount 0 64} {share 0 64}]"; got != want {
 		t.Errorf("Helpers = %s, want %s", got, want)
 	}
 	other := b.image("other", "ext4")

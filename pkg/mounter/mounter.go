@@ -60,8 +60,9 @@ type Mount struct {
 	// of an Image or BlockDevice: the namespace of its claim, for fair shares; "" if it is unknown
 	Tenant string
 
-	// Credentials are those of a Share. Mount gives them to the kernel. No other call needs them.
-	Credentials Credentials
+	// Credentials are those of a Share. Mount gives them to the kernel. No other call needs them, and
+	// no record contains them.
+	Credentials Credentials `json:"-"`
 
 	// Serial identifies a BlockDevice: a serial number or another name from the storage that no
 	// other device ever has. Only a device with a Serial is formatted.

@@ -36,9 +36,10 @@ func resolve(path string, flags int) (fd int, err error) {
 // pathHandle is a handle of a path below the kubelet directory. It holds the parent directory open,
 // so that another process can replace only the last element between two steps.
 type pathHandle struct {
-	parent int    // O_PATH descriptor
-	name   string // the last element
-	path   string // as the caller spells it
+	parent int     // O_PATH descriptor
+	name   string  // the last element
+	path   string  // as the caller spells it
+	shares *shares // of the Host
 }
 
 // open resolves path below the kubelet directory without following any link. Errors: ErrPath,
@@ -56,7 +57,7 @@ func (l *linux) open(path string) (pathHandle, error) {
 	if err != nil {
 		return pathHandle{}, err
 	}
-	return pathHandle{parent: parent, name: name, path: path}, nil
+	return pathHandle{parent: parent, name: name, path: path, shares: &l.shares}, nil
 }
 
 func (p pathHandle) close() { unix.Close(p.parent) }
@@ -79,8 +80,15 @@ func (p pathHandle) openPath() (int, error) {
 
 // stat returns the state of the file, directory or mount at p. If the state is broken, stat returns
 // an error, too.
+//
+// The root of a dead FUSE or NFS mount looks alive until its server is asked. Only a share is never
+// asked.
 func (p pathHandle) stat() (state, error) {
-	s, err := stat(p.parent, p.name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	s, err := stat(p.parent, p.name, flags|unix.AT_STATX_DONT_SYNC)
+	if err == nil && s.mounted && s.id.major == 0 && !p.shares.may(s) {
+		s, err = stat(p.parent, p.name, flags)
+	}
 	if err != nil {
 		s.broken = isDead(err)
 		return s, &fs.PathError{Op: "statx", Path: p.path, Err: err}
@@ -406,13 +414,13 @@ type state struct {
 // kind returns the type of the file: S_IFDIR, for example.
 func (s state) kind() uint16 { return s.mode & unix.S_IFMT }
 
-// stat never waits for a server: AT_STATX_DONT_SYNC answers from the kernel's memory for the root of
-// a mount.
+// stat returns the state of a path. With AT_STATX_DONT_SYNC, the kernel answers from its memory for
+// the root of a mount, and does not wait for a server.
 func stat(dir int, path string, flags int) (state, error) {
 	const mask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STATX_INO | unix.STATX_NLINK |
 		unix.STATX_SIZE | unix.STATX_MNT_ID
 	var st unix.Statx_t
-	if err := unix.Statx(dir, path, flags|unix.AT_STATX_DONT_SYNC, mask, &st); err != nil {
+	if err := unix.Statx(dir, path, flags, mask, &st); err != nil {
 		return state{}, err
 	}
 	mounted := st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
@@ -428,5 +436,5 @@ func stat(dir int, path string, flags int) (state, error) {
 	}, nil
 }
 
-// statFD is [stat] for an open file, directory or mount.
-func statFD(fd int) (state, error) { return stat(fd, "", unix.AT_EMPTY_PATH) }
+// statFD is [stat] for an open file, directory or mount. It does not wait for a server.
+func statFD(fd int) (state, error) { return stat(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC) }
