@@ -44,8 +44,9 @@ crash: ## kill the driver and cut the power at every crash point; make test runs
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
 hostile: ## run the attacks of tenants, and measure their effect on other volumes; make test runs a short form
 	@$(GO) run ./test/hostile
-test-vm: ## run the tests that need another kernel, such as one with project quotas, in a guest (Debian, amd64)
+test-vm: ## run the tests that need another kernel, such as one with project quotas or cifs, in a guest (Debian, amd64)
 	@$(GO) run ./test/vm
+	@$(GO) run ./test/vm -kernel linux-image-6.12-cloud-amd64 -only TestShares
 test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once (10 minutes)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
 	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live); $(GO) -C sidecars/test test -timeout 20m ./...

@@ -3,7 +3,6 @@ package mounter
 import (
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"regexp"
@@ -33,11 +32,8 @@ func (Credentials) String() string { return hidden }
 // GoString returns ***.
 func (Credentials) GoString() string { return hidden }
 
-// MarshalText returns ***, so that no encoding contains credentials.
+// MarshalText returns ***, so that no encoding and no log contains credentials.
 func (Credentials) MarshalText() ([]byte, error) { return []byte(hidden), nil }
-
-// LogValue returns ***.
-func (Credentials) LogValue() slog.Value { return slog.StringValue(hidden) }
 
 // check returns ErrOption for a value that an SMB server cannot have. The error does not show the
 // value.

@@ -348,8 +348,6 @@ func (b *shareBench) rotated() {
 		b.ok(b.Do("kill", ""))
 		b.ok(b.Do("restart", ""))
 	}
-	b.ok(b.Mount(ctx, b.share("vol"), b.at("fresh"))) // with the new password
-	b.ok(b.Remove(ctx, b.at("fresh")))
 	after, err := optionsOf(staging)
 	b.ok(err)
 	if before != after {
@@ -366,6 +364,8 @@ func (b *shareBench) rotated() {
 		return err
 	}))
 	b.wantOwner(file)
+	b.ok(b.Mount(ctx, b.share("vol"), b.at("fresh"))) // with the new password
+	b.ok(b.Remove(ctx, b.at("fresh")))
 }
 
 // optionsOf returns the options in the line of mountinfo for a path.

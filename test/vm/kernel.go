@@ -16,7 +16,8 @@ import (
 )
 
 // metapackage depends on the newest kernel of this release of Debian. This flavor has drivers for
-// virtual machines only, and xfs, ext4 and btrfs with quotas among its filesystems.
+// virtual machines only, and xfs, ext4 and btrfs with quotas among its filesystems. Another
+// metapackage is an argument of vm, such as linux-image-6.12-cloud-amd64.
 const metapackage = "linux-image-cloud-amd64"
 
 // kernel is an unpacked kernel.
@@ -26,16 +27,16 @@ type kernel struct {
 	builtin map[string]bool   // modules that are part of the image
 }
 
-// findKernel returns the kernel in the cache, or puts it there.
-func findKernel(ctx context.Context) (kernel, error) {
+// findKernel returns the kernel of a metapackage in the cache, or puts it there.
+func findKernel(ctx context.Context, metapackage string) (kernel, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return kernel{}, err
 	}
 	cache = filepath.Join(cache, "causeway", "vm")
-	dir := filepath.Join(cache, "kernel")
+	dir := filepath.Join(cache, metapackage)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		if err := fetchKernel(ctx, cache, dir); err != nil {
+		if err := fetchKernel(ctx, metapackage, cache, dir); err != nil {
 			return kernel{}, fmt.Errorf("get a kernel: %w", err)
 		}
 	}
@@ -50,18 +51,18 @@ var dependency = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-\S+)$`)
 
 // fetchKernel makes dir with the content of the kernel's package, all at once. Apt checks that it
 // is Debian's.
-func fetchKernel(ctx context.Context, cache, dir string) error {
+func fetchKernel(ctx context.Context, metapackage, cache, dir string) error {
 	for _, tool := range []string{"apt-get", "apt-cache", "dpkg-deb"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("this needs Debian: %w", err)
 		}
 	}
-	pkg, err := newestKernel(ctx)
+	pkg, err := newestKernel(ctx, metapackage)
 	if err != nil && os.Geteuid() == 0 { // a fresh container has no lists
 		if err := command(ctx, "apt-get", "update", "-qq"); err != nil {
 			return err
 		}
-		pkg, err = newestKernel(ctx)
+		pkg, err = newestKernel(ctx, metapackage)
 	}
 	if err != nil {
 		return err
@@ -94,7 +95,7 @@ func fetchKernel(ctx context.Context, cache, dir string) error {
 	return nil
 }
 
-func newestKernel(ctx context.Context) (string, error) {
+func newestKernel(ctx context.Context, metapackage string) (string, error) {
 	out, err := exec.CommandContext(ctx, "apt-cache", "depends", metapackage).Output()
 	if err != nil {
 		return "", errors.Join(ctx.Err(), fmt.Errorf("apt-cache depends %s: %w", metapackage, err))

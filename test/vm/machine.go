@@ -30,7 +30,7 @@ type machine struct {
 type program struct{ name, pkg string }
 
 // prepare makes all that the guest needs.
-func (m *machine) prepare(ctx context.Context, suites []suite) error {
+func (m *machine) prepare(ctx context.Context, metapackage string, suites []suite) error {
 	if err := supported(); err != nil {
 		return err
 	}
@@ -38,11 +38,11 @@ func (m *machine) prepare(ctx context.Context, suites []suite) error {
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return err
 	}
-	if err := install(ctx, append([]program{{emulator, "qemu-system-x86"}}, programs...)); err != nil {
+	if err := install(ctx, append([]program{{emulator, "qemu-system-x86"}, {"xz", "xz-utils"}}, programs...)); err != nil {
 		return err
 	}
 	var err error
-	if m.kernel, err = findKernel(ctx); err != nil {
+	if m.kernel, err = findKernel(ctx, metapackage); err != nil {
 		return err
 	}
 	m.initrd = filepath.Join(m.dir, "initrd")

@@ -60,11 +60,12 @@ var programs = []program{
 var settings = []string{"/etc/mke2fs.conf"}
 
 func main() {
-	only := flag.String("only", "", "run only suites whose package has this `pattern` in it")
+	only := flag.String("only", "", "run only suites whose package and tests have this `pattern` in them")
+	kernel := flag.String("kernel", metapackage, "boot the kernel that this `package` of Debian depends on")
 	limit := flag.Duration("timeout", 10*time.Minute, "how long the guest may take")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
-	err := run(ctx, *only, *limit)
+	err := run(ctx, *only, *kernel, *limit)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "vm:", err)
@@ -72,14 +73,14 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, only string, limit time.Duration) error {
+func run(ctx context.Context, only, kernel string, limit time.Duration) error {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
 		return err
 	}
-	chosen := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !pattern.MatchString(s.Package) })
+	chosen := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !pattern.MatchString(s.Package+" "+s.Run) })
 	if len(chosen) == 0 {
-		return fmt.Errorf("no suite's package has %q in it", only)
+		return fmt.Errorf("no suite matches %q", only)
 	}
 	dir, err := os.MkdirTemp("", "causeway-vm-")
 	if err != nil {
@@ -93,7 +94,7 @@ func run(ctx context.Context, only string, limit time.Duration) error {
 		return err
 	}
 	defer stop()
-	if err := m.prepare(ctx, chosen); err != nil {
+	if err := m.prepare(ctx, kernel, chosen); err != nil {
 		return err
 	}
 	prepared := time.Now()
