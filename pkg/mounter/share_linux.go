@@ -77,7 +77,6 @@ var mountShareTask = helper.Task{Name: "mount share", Errors: []error{errors.Err
 			return nil, fmt.Errorf("fsmount: %w%s", err, r.messages(fsys))
 		}
 		defer unix.Close(fd)
-		crashpoint.Reached("share:detached")
 		err = unix.MoveMount(fd, "", int(j.Files[0].Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 		if err != nil {
 			return nil, fmt.Errorf("move_mount: %w", err)
@@ -212,7 +211,7 @@ func (l *linux) onShare(ctx context.Context, limit time.Duration, hold *pathHold
 	}
 	err = s.Result(ctx, result, nil)
 	s.Close()
-	if s.Ended() {
+	if s.Ended() || errors.Is(err, helper.ErrDied) {
 		return err
 	}
 	select {
