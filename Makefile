@@ -111,7 +111,7 @@ lint: ## gofmt, golangci-lint (.golangci.yml), and the prose linter for pages an
 	for m in sidecars $(MODULES) test/e2e/tools/suite; do echo "lint $$m"; (cd $$m && CGO_ENABLED=0 GOFLAGS=-trimpath $(GOLANGCI) ./...) || failed="$$failed $$m"; done; \
 	GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GOLANGCI) $(EXAMPLES) || failed="$$failed examples"; \
 	$(GO) -C tools/plots run . -root ../.. -check || failed="$$failed plots"; \
-	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*_test.go' ':!*.pb.go') || failed="$$failed prose"; \
+	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*.pb.go') || failed="$$failed prose"; \
 	test -z "$$failed" || { echo "lint: findings in $$failed"; exit 1; }
 plots: ## draw the plots of the pages from the tables of the pages: docs/reference/plots
 	$(GO) -C tools/plots run . -root ../..

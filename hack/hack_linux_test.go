@@ -1,4 +1,5 @@
-// Package hack tests the scripts in this directory, with other programs in place of those that they run.
+// Package hack tests the scripts in this directory, with other programs in place of those that they
+// run.
 package hack
 
 import (
@@ -57,7 +58,7 @@ func TestWhereGoIsFetchedFrom(t *testing.T) {
 	}
 }
 
-func TestGoIsFetchedIntoSomePlace(t *testing.T) {
+func TestGoIsFetchedIntoADirectory(t *testing.T) {
 	machine := machine(t)
 	for env, want := range map[string]string{
 		"HOME=" + t.TempDir():           "asked https://",

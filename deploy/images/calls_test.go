@@ -15,9 +15,9 @@ import (
 	"testing"
 )
 
-// TestTheDriverCallsWhatItsImageHas reads the source of the driver's packages: each program that
-// they run is a tool of the image, and each tool is run.
-func TestTheDriverCallsWhatItsImageHas(t *testing.T) {
+// TestTheImageHasTheProgramsThatTheDriverCalls reads the source of the driver's packages: each
+// program that they run is a tool of the image, and each tool is run.
+func TestTheImageHasTheProgramsThatTheDriverCalls(t *testing.T) {
 	calls := map[string]string{} // position of the call, by program
 	for _, file := range driverFiles(t) {
 		found, unknown, err := programs(file)
@@ -68,11 +68,12 @@ var runs = map[string]int{
 	"syscall.Exec": 0, "syscall.ForkExec": 0, "syscall.StartProcess": 0, "unix.Exec": 0,
 }
 
-// methods are the mounter's methods that run a program, and the same index. Each takes the name as its
-// parameter called name.
+// methods are the mounter's methods that run a program, and the same index. Each takes the name as
+// its parameter called name.
 var methods = map[string]int{"tool": 3, "output": 4}
 
-// programs returns the programs that a file runs, with where, and the places where that cannot be told.
+// programs returns the programs that a file runs, with where, and the places where that cannot be
+// told.
 func programs(file string) (calls map[string]string, unknown []string, err error) {
 	files := token.NewFileSet()
 	source, err := parser.ParseFile(files, file, nil, parser.SkipObjectResolution)

@@ -102,7 +102,7 @@ func each(t *testing.T, i v1.Image, f func(*tar.Header, []byte)) {
 	}
 }
 
-func TestImagesSayWhatTheyAre(t *testing.T) {
+func TestImagesHaveLabels(t *testing.T) {
 	v, err := findVersion(t.Context(), filepath.Join("..", ".."), testVersion)
 	if err != nil {
 		t.Fatal(err)

@@ -26,7 +26,8 @@ import (
 // kepDriver takes the place of <csi-driver> in the manifests of KEP-4958.
 const kepDriver = "csi.example.com"
 
-// kepCommands returns the sidecar's command lines of the KEP: the control plane's and the worker node's.
+// kepCommands returns the sidecar's command lines of the KEP: the control plane's and the worker
+// node's.
 func kepCommands(t *testing.T) (controller, node []string) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join("testdata", "kep-4958.yaml"))
@@ -148,7 +149,8 @@ func within(t *testing.T, log *kepLog, what string, is func() bool) {
 	}
 }
 
-// TestTheCommandsOfTheKEPWithoutPermission runs both as the image's user, since the KEP's manifests name none.
+// TestTheCommandsOfTheKEPWithoutPermission runs both as the image's user, since the KEP's manifests
+// name none.
 func TestTheCommandsOfTheKEPWithoutPermission(t *testing.T) {
 	controller, node := kepCommands(t)
 	for name, command := range map[string][]string{"controller": controller, "node": node} {
@@ -220,7 +222,8 @@ func TestTheNodeCommandOfTheKEP(t *testing.T) {
 		func() bool { return strings.Contains(log.String(), "The kubelet registered the driver") })
 }
 
-// TestTheControllerCommandOfTheKEP finds the driver and asks the API server, which refuses everything.
+// TestTheControllerCommandOfTheKEP finds the driver and asks the API server, which refuses
+// everything.
 func TestTheControllerCommandOfTheKEP(t *testing.T) {
 	command, _ := kepCommands(t)
 	c := kepImage(t)

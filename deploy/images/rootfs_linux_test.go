@@ -52,8 +52,9 @@ type inside struct {
 	Env        []string
 }
 
-// enter makes this process that of a container, as a container runtime does: it has the image as its root, read-only, with
-// /proc and the mounts, and the container's user and environment. It then runs its arguments.
+// enter makes this process that of a container, as a container runtime does: it has the image as
+// its root, read-only, with /proc and the mounts, and the container's user and environment. It then
+// runs its arguments.
 func enter(encoded string) error {
 	var in inside
 	if err := json.Unmarshal([]byte(encoded), &in); err != nil {
@@ -199,7 +200,8 @@ var mountless = sync.OnceValue(func() error {
 	return cmd.Run()
 })
 
-// namespaces are a mount namespace, and for users who are not root a user namespace in which they are.
+// namespaces are a mount namespace, and for users who are not root a user namespace in which they
+// are.
 func namespaces() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	if os.Geteuid() != 0 {
@@ -222,8 +224,8 @@ func (c *container) mount(t *testing.T, path string) string {
 	return dir
 }
 
-// command returns a command of the container, as a user. A test is skipped where that cannot be, unless CAUSEWAY_MUST_MOUNT
-// says that it can.
+// command returns a command of the container, as a user. A test is skipped where that cannot be,
+// unless CAUSEWAY_MUST_MOUNT says that it can.
 func (c container) command(t *testing.T, user string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
@@ -253,14 +255,15 @@ func (c container) on(t *testing.T, disk *os.File, args ...string) {
 	cmd.ExtraFiles = []*os.File{disk}
 	out, err := cmd.CombinedOutput()
 	if exit := (*exec.ExitError)(nil); args[0] == "e2fsck" && errors.As(err, &exit) && exit.ExitCode() == 1 {
-		return // it has mended something
+		return // it has repaired the filesystem
 	}
 	if err != nil {
 		t.Fatalf("%v: %v: %s", args, err, out)
 	}
 }
 
-// blkid makes sure that the container's blkid finds a filesystem in a file, called as mount-utils calls it.
+// blkid makes sure that the container's blkid finds a filesystem in a file, called as mount-utils
+// calls it.
 func (c container) blkid(t *testing.T, disk *os.File, want string) {
 	t.Helper()
 	cmd := c.command(t, "0", "blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", "/proc/self/fd/3")
@@ -297,7 +300,8 @@ func TestAnExt4IsMadeCheckedGrownAndRenamed(t *testing.T) {
 	c, disk := unpackImage(t, "driver"), emptyDisk(t, 64<<20)
 	c.on(t, disk, "mkfs.ext4", "-q", "-F", "-m", "0")
 	const superblock = 1024
-	// EXT4_FEATURE_COMPAT_ORPHAN_FILE, which Linux has since 5.15, and of which upstream's mke2fs makes use by itself.
+	// EXT4_FEATURE_COMPAT_ORPHAN_FILE, which Linux has since 5.15, and of which upstream's mke2fs
+	// makes use by itself.
 	if features := binary.LittleEndian.Uint32(at(t, disk, superblock+0x5c, 4)); features&0x1000 != 0 {
 		t.Errorf("the features %x are too new for old nodes", features)
 	}
@@ -323,7 +327,8 @@ func TestAnExt4IsMadeCheckedGrownAndRenamed(t *testing.T) {
 func TestAnXFSIsMadeAndRenamed(t *testing.T) {
 	c, disk := unpackImage(t, "driver"), emptyDisk(t, 300<<20)
 	c.on(t, disk, "mkfs.xfs", "-q", "-f")
-	// XFS_SB_FEAT_INCOMPAT_NREXT64 of fs/xfs/libxfs/xfs_format.h, without which Linux before 5.19 can mount it.
+	// XFS_SB_FEAT_INCOMPAT_NREXT64 of fs/xfs/libxfs/xfs_format.h, without which Linux before 5.19
+	// can mount it.
 	if features := binary.BigEndian.Uint32(at(t, disk, 216, 4)); string(at(t, disk, 0, 4)) != "XFSB" ||
 		features&0x20 != 0 {
 		t.Errorf("%q with features %x", at(t, disk, 0, 4), features)
@@ -360,7 +365,7 @@ func TestEachToolIsFoundAndRuns(t *testing.T) {
 	}
 }
 
-func TestProgramsSayTheirVersion(t *testing.T) {
+func TestProgramsPrintTheirVersion(t *testing.T) {
 	for _, p := range products {
 		c := unpackImage(t, p.name)
 		user, _, _ := strings.Cut(c.config.User, ":")

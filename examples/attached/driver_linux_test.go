@@ -121,7 +121,7 @@ func (p *process) kill() {
 	p.cmd.Wait()
 }
 
-// mounts returns what is mounted below the directory of the node, the last one first.
+// mounts returns the mounts below the directory of the node, the last mount first.
 func (p *process) mounts() (paths []string) {
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -307,7 +307,7 @@ func TestANodeTakesItsLimit(t *testing.T) {
 	}
 }
 
-// TestANodeRefusesASmallerDisk than the publish context says. The size there stays what it was when
+// TestANodeRefusesASmallerDisk than the publish context says. The size there stays as it was when
 // the disk was attached.
 func TestANodeRefusesASmallerDisk(t *testing.T) {
 	cloud := cloudDir(t)

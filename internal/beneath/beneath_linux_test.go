@@ -45,7 +45,7 @@ func TestAnotherTypeOfFileIsAnErrorThatNamesIt(t *testing.T) {
 	}
 }
 
-func TestAFileIsOpenedAsAsked(t *testing.T) {
+func TestAFileIsOpenedWithItsFlags(t *testing.T) {
 	d, path := open(t)
 	must(t, write(d, "file", "old"))
 	for _, flag := range []int{os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND} {

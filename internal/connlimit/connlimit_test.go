@@ -143,7 +143,8 @@ func TestAFloodIsReportedOnceAMinute(t *testing.T) {
 	}
 }
 
-// TestTheOrderInWhichConnectionsOfASourceAreDropped: each kind outlasts any number of the kinds before it.
+// TestTheOrderInWhichConnectionsOfASourceAreDropped: each kind outlasts any number of the kinds
+// before it.
 func TestTheOrderInWhichConnectionsOfASourceAreDropped(t *testing.T) {
 	for name, tc := range map[string]struct {
 		kept, flood func(w *world) *Conn
@@ -223,7 +224,7 @@ func TestARandomOneOfThoseThatSpokeIsDropped(t *testing.T) {
 	}
 }
 
-func TestNoSourceTakesThePlacesOfAnother(t *testing.T) {
+func TestNoSourceTakesTheConnectionsOfAnother(t *testing.T) {
 	w := newWorld(t, Limits{Waiting: 12})
 	spoke := w.connects(12, "10.0.0.1")
 	for _, c := range spoke {
@@ -258,7 +259,7 @@ func TestManySourcesKeepNoNewOneOut(t *testing.T) {
 	w.wantLost("a new source that sends a message", []*Conn{router})
 }
 
-func TestKnownSourcesHavePlacesOfTheirOwn(t *testing.T) {
+func TestKnownSourcesHaveConnectionsOfTheirOwn(t *testing.T) {
 	w := newWorld(t, Limits{Waiting: 4, Known: 2, Admitted: 2})
 	first := w.connect("10.0.0.1")
 	if err := Admit(first); err != nil {
@@ -337,7 +338,7 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-func TestAClosedConnectionGivesItsPlaceBack(t *testing.T) {
+func TestAClosedConnectionIsNoLongerCounted(t *testing.T) {
 	w := newWorld(t, Limits{Waiting: 2, Known: 1, Admitted: 1})
 	for range 100 {
 		a, b := w.connect("10.0.0.1"), w.connect("10.0.0.2")

@@ -62,8 +62,8 @@ func TestHTTPIsAnsweredBesideIdleConnections(t *testing.T) {
 					t.Log(err)
 				}
 			}
-			// A request's own connection may be dropped before its first byte has come, on a machine under load
-			// more often. Without the listener's choice all of them are.
+			// A request's own connection may be dropped before its first byte has come, on a
+			// machine under load more often. Without the listener's choice all of them are.
 			if failed > 10 {
 				t.Errorf("%d of 20 requests failed", failed)
 			}

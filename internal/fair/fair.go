@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Claim is a request for a slot.
-type Claim struct {
+// Request is a request for a slot.
+type Request struct {
 	Kind   string // of job, such as "snapshot"
 	Tenant string // the namespace; "" is unknown, and the volume counts as the tenant
 	Volume string // ID
@@ -26,7 +26,7 @@ type Limits struct {
 
 // Entry is a claim that holds a slot or waits for a slot.
 type Entry struct {
-	Claim
+	Request
 	Running bool
 	Since   time.Time // when it began to run, or to wait
 }
@@ -56,8 +56,8 @@ func New(limits Limits) *Slots {
 
 // Acquire waits for a slot and returns the function that gives it back, which may be called more
 // than once. Errors: those of ctx.
-func (s *Slots) Acquire(ctx context.Context, c Claim) (release func(), err error) {
-	e := &entry{Entry: Entry{Claim: c, Since: time.Now()}, admitted: make(chan struct{})}
+func (s *Slots) Acquire(ctx context.Context, c Request) (release func(), err error) {
+	e := &entry{Entry: Entry{Request: c, Since: time.Now()}, admitted: make(chan struct{})}
 	s.mu.Lock()
 	s.waiting = append(s.waiting, e)
 	s.admit()
@@ -98,7 +98,7 @@ func (s *Slots) admit() {
 	for len(s.running) < s.limits.Slots {
 		best := -1
 		for i, e := range s.waiting {
-			if s.fits(e.Claim) && (best < 0 || s.before(e.Claim, s.waiting[best].Claim)) {
+			if s.fits(e.Request) && (best < 0 || s.before(e.Request, s.waiting[best].Request)) {
 				best = i
 			}
 		}
@@ -119,36 +119,36 @@ func (s *Slots) admit() {
 }
 
 // fits reports whether c may run beside the claims that run.
-func (s *Slots) fits(c Claim) bool {
-	tenant := s.count(func(o Claim) bool { return o.tenant() == c.tenant() })
-	volume := s.count(func(o Claim) bool { return o.Volume == c.Volume })
-	kind := s.count(func(o Claim) bool { return o.Kind == c.Kind })
+func (s *Slots) fits(c Request) bool {
+	tenant := s.count(func(o Request) bool { return o.tenant() == c.tenant() })
+	volume := s.count(func(o Request) bool { return o.Volume == c.Volume })
+	kind := s.count(func(o Request) bool { return o.Kind == c.Kind })
 	return tenant < s.limits.Tenant && volume < s.limits.Tenant && kind < s.limits.Kind
 }
 
 // before reports whether a goes before b, which came earlier.
-func (s *Slots) before(a, b Claim) bool {
+func (s *Slots) before(a, b Request) bool {
 	if a.tenant() == b.tenant() {
 		return false
 	}
-	holdsA := s.count(func(o Claim) bool { return o.tenant() == a.tenant() })
-	holdsB := s.count(func(o Claim) bool { return o.tenant() == b.tenant() })
+	holdsA := s.count(func(o Request) bool { return o.tenant() == a.tenant() })
+	holdsB := s.count(func(o Request) bool { return o.tenant() == b.tenant() })
 	if holdsA != holdsB {
 		return holdsA < holdsB
 	}
 	return s.served[a.tenant()] < s.served[b.tenant()]
 }
 
-func (s *Slots) count(is func(Claim) bool) (n int) {
+func (s *Slots) count(is func(Request) bool) (n int) {
 	for _, e := range s.running {
-		if is(e.Claim) {
+		if is(e.Request) {
 			n++
 		}
 	}
 	return n
 }
 
-func (c Claim) tenant() string {
+func (c Request) tenant() string {
 	if c.Tenant != "" {
 		return "namespace " + c.Tenant
 	}

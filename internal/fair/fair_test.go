@@ -27,7 +27,7 @@ func start(t *testing.T, l Limits) *claims {
 func (c *claims) begin(name string) {
 	parts := strings.Split(name, "/")
 	go func() {
-		release, err := c.Acquire(c.t.Context(), Claim{Tenant: parts[0], Volume: parts[1], Kind: parts[2]})
+		release, err := c.Acquire(c.t.Context(), Request{Tenant: parts[0], Volume: parts[1], Kind: parts[2]})
 		if err != nil {
 			return
 		}
@@ -123,7 +123,7 @@ func TestAClaimThatIsGivenUpLeavesTheQueue(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		failed := make(chan error)
 		go func() {
-			_, err := c.Acquire(ctx, Claim{Tenant: "b", Volume: "w", Kind: "copy"})
+			_, err := c.Acquire(ctx, Request{Tenant: "b", Volume: "w", Kind: "copy"})
 			failed <- err
 		}()
 		synctest.Wait()
@@ -142,7 +142,8 @@ func TestAClaimThatIsGivenUpLeavesTheQueue(t *testing.T) {
 	})
 }
 
-// TestEveryClaimIsServed: many claims of many tenants at once, each of which holds its slot briefly.
+// TestEveryClaimIsServed: many claims of many tenants at once, each of which holds its slot
+// briefly.
 func TestEveryClaimIsServed(t *testing.T) {
 	limits := Limits{Slots: 4, Tenant: 2, Kind: 3}
 	s := New(limits)
@@ -150,7 +151,7 @@ func TestEveryClaimIsServed(t *testing.T) {
 	for i := range 500 {
 		wg.Go(func() {
 			release, err := s.Acquire(t.Context(),
-				Claim{Kind: fmt.Sprint("k", i%2), Tenant: fmt.Sprint("t", i%7), Volume: fmt.Sprint("v", i%30)})
+				Request{Kind: fmt.Sprint("k", i%2), Tenant: fmt.Sprint("t", i%7), Volume: fmt.Sprint("v", i%30)})
 			if err != nil {
 				t.Error(err)
 				return

@@ -143,7 +143,7 @@ func hasPrefix(path string, prefixes []string) bool {
 		func(p string) bool { return path == p || strings.HasPrefix(path, strings.TrimSuffix(p, "/")+"/") })
 }
 
-func TestWhoImportsWhom(t *testing.T) {
+func TestImports(t *testing.T) {
 	for _, goos := range []string{"linux", "windows", "darwin"} {
 		seen := map[string]bool{}
 		for _, p := range append(list(t, kit, goos, "./pkg/...", "./internal/..."),
@@ -178,8 +178,8 @@ func TestWhoImportsWhom(t *testing.T) {
 }
 
 // TestWindowsRunsNoPrograms: mount_windows.go of k8s.io/mount-utils v0.37.2 runs PowerShell for SMB
-// mappings and disks, with arguments from a request. csi-proxy v2.0.0-alpha.2 uses WMI through COM, and
-// no package of it that a driver needs imports os/exec: it may be used on Windows.
+// mappings and disks, with arguments from a request. csi-proxy v2.0.0-alpha.2 uses WMI through COM,
+// and no package of it that a driver needs imports os/exec: it may be used on Windows.
 func TestWindowsRunsNoPrograms(t *testing.T) {
 	for _, p := range list(t, kit, "windows", "-deps", "./cmd/driver") {
 		if p.ImportPath == "os/exec" || strings.HasPrefix(p.ImportPath, "k8s.io/mount-utils") {
@@ -215,7 +215,8 @@ func TestTheDriverDoesNotKnowKubernetes(t *testing.T) {
 	}
 }
 
-// TestTheNodeBinaryIsSmall: it runs on every node, with at most 20 MB of file and 20 MiB of memory. Each of these costs megabytes.
+// TestTheNodeBinaryIsSmall: it runs on every node, with at most 20 MB of file and 20 MiB of memory.
+// Each of these costs megabytes.
 func TestTheNodeBinaryIsSmall(t *testing.T) {
 	for _, p := range list(t, sidecars, "linux", "-deps", "./cmd/csi-sidecars-node") {
 		if hasPrefix(p.ImportPath, []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go",
@@ -228,10 +229,10 @@ func TestTheNodeBinaryIsSmall(t *testing.T) {
 // maxLines is the longest a function may be.
 const maxLines = 60
 
-// TestWhatTheCodeNeverDoes reads the source: no function over 60 lines, no init, no package without
+// TestForbiddenCalls reads the source: no function over 60 lines, no init, no package without
 // a meaning in its name. Packages on the path of a pod's data have no RemoveAll and no check of the
 // operating system's name.
-func TestWhatTheCodeNeverDoes(t *testing.T) {
+func TestForbiddenCalls(t *testing.T) {
 	root := filepath.Join("..", "..")
 	functions := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

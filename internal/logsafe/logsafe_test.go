@@ -25,7 +25,7 @@ type record struct {
 	Raw              map[string]string
 }
 
-func TestLogsShowOnlyWhatCanBeSeen(t *testing.T) {
+func TestLogsShowOnlyPrintableText(t *testing.T) {
 	for _, r := range hidden() {
 		text := "before " + string(r) + " after, with ü, 漢 and 🙂"
 		raw, err := json.Marshal(map[string]string{"field": text})

@@ -65,7 +65,7 @@ func parent() int {
 	select {}
 }
 
-func TestWhatAProgramStartedEndsWithIt(t *testing.T) {
+func TestChildrenEndWithTheirProgram(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0])
@@ -106,8 +106,8 @@ func TestWhoeverIsAskedToEndMayCleanUp(t *testing.T) {
 	}
 }
 
-// endWith sends a signal to a program in a namespace, or rather to the process that waits for it; as a terminal does,
-// to both of them.
+// endWith sends a signal to a program in a namespace, or rather to the process that waits for it;
+// as a terminal does, to both of them.
 func endWith(t *testing.T, s syscall.Signal, both bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -29,7 +29,7 @@ func all() []map[string]any {
 		groups(g1), groups(g2)}
 }
 
-func TestWhatIsNamedIsNoOrphan(t *testing.T) {
+func TestANamedVolumeIsNoOrphan(t *testing.T) {
 	for name, tc := range map[string]struct {
 		stdin string
 		want  string
@@ -287,7 +287,8 @@ func TestAnInlineVolumeIsNeverAnOrphan(t *testing.T) {
 	}
 }
 
-// The ID of central storage ends with the address of the volume, which a PV may spell in another way.
+// The ID of central storage ends with the address of the volume, which a PV may spell in another
+// way.
 func TestAnIDWithAnAddress(t *testing.T) {
 	l := full()
 	w1, w2 := volumeid.New(volumeid.Volume, "//server/share", "1"), volumeid.New(volumeid.Volume, "//server/share", "2")
@@ -302,7 +303,8 @@ func TestAnIDWithAnAddress(t *testing.T) {
 	}
 }
 
-// TestAnIDInAnyPlaceNamesItsVolume puts an ID somewhere into documents made at random: into a key, a value, JSON in a string.
+// TestAnIDInAnyPlaceNamesItsVolume puts an ID somewhere into documents made at random: into a key,
+// a value, JSON in a string.
 func TestAnIDInAnyPlaceNamesItsVolume(t *testing.T) {
 	conn := full().serve(t)
 	for seed := range uint64(300) {

@@ -135,7 +135,7 @@ func (t *text) end(r io.Reader, documents int) error {
 		"items:"), strings.HasPrefix(said, "kind:"):
 		return fmt.Errorf("%w: stdin is YAML: run kubectl get with -o json", ErrNoConclusion)
 	}
-	return fmt.Errorf("%w: stdin is not what kubectl get -o json prints: it says %.100q", ErrNoConclusion, said)
+	return fmt.Errorf("%w: stdin is not the output of kubectl get -o json: %.100q", ErrNoConclusion, said)
 }
 
 // document reads an object, or a list of objects.

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// secretVolume lays files out as the kubelet does those of a secret: links through ..data to a directory that is new
-// each time.
+// secretVolume lays files out as the kubelet does those of a secret: links through ..data to a
+// directory that is new each time.
 type secretVolume struct {
 	dir   string
 	times int
@@ -91,7 +91,7 @@ func TestAVolumeThatIsSwappedAllTheTimeIsNeverMixed(t *testing.T) {
 	}
 }
 
-func TestModesOfWhatIsMade(t *testing.T) {
+func TestModesOfNewFiles(t *testing.T) {
 	old := syscall.Umask(0)
 	defer syscall.Umask(old)
 	dir := filepath.Join(t.TempDir(), "certs")
@@ -121,8 +121,8 @@ func TestModesOfWhatIsMade(t *testing.T) {
 	}
 }
 
-// TestAPipeHoldsNobodyUp: an open of a pipe would wait for a writer.
-func TestAPipeHoldsNobodyUp(t *testing.T) {
+// TestAPipeDelaysNoCall: an open of a pipe would wait for a writer.
+func TestAPipeDelaysNoCall(t *testing.T) {
 	dir := newTestCA(t, "test CA").leaf(t, node, forServers).dir(t)
 	path := filepath.Join(dir, keyFile)
 	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/flood"
 )
 
-// TestARouterGetsInBesideAFlood: clients that do not authenticate, and that connect again as soon as
-// the server drops them, keep no new router out, whether they are silent or begin a handshake.
+// TestARouterGetsInBesideAFlood: clients that do not authenticate, and that connect again as soon
+// as the server drops them, keep no new router out, whether they are silent or begin a handshake.
 func TestARouterGetsInBesideAFlood(t *testing.T) {
 	ca := newTestCA(t, "test CA")
 	const (
@@ -51,7 +51,7 @@ func TestARouterGetsInBesideAFlood(t *testing.T) {
 				if tc.places > 0 || tc.clients > maxConns {
 					await(t, "connections that are dropped",
 						func() bool { return limited.Dropped() > 3*uint64(tc.clients) })
-					says(t, "log", strings.Join(log.take(), "\n"), "client "+tc.from, "all places for handshakes are taken")
+					says(t, "log", strings.Join(log.take(), "\n"), "client "+tc.from, "too many handshakes are in progress")
 				}
 				made := 0
 				for range routers {

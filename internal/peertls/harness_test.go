@@ -145,7 +145,8 @@ func identity(t *testing.T, c content) *Identity {
 	return id
 }
 
-// everySecond makes a server's clock advance by a second at each look, so that nothing is kept back.
+// everySecond makes a server's clock advance by a second at each look, so that nothing is kept
+// back.
 func everySecond(creds credentials.TransportCredentials) credentials.TransportCredentials {
 	var looks atomic.Int64
 	creds.(*server).refused.now = func() time.Time { return time.Unix(looks.Add(1), 0) }

@@ -59,7 +59,7 @@ func certIn(t *testing.T, path string) *x509.Certificate {
 	return certs[0]
 }
 
-func TestWhatIsMadeWorks(t *testing.T) {
+func TestNewCertificatesWork(t *testing.T) {
 	dir := t.TempDir()
 	made := mustMake(t, dir, MakeOptions{Client: router, Nodes: []string{node, "node-b"}, Shared: "nodes.example"})
 	wanted := []string{"ca.crt", "ca.key"}
@@ -117,7 +117,7 @@ func TestANodesLeafIsNoRouters(t *testing.T) {
 	errorSays(t, "the router as a server", err, "is not for servers (serverAuth)")
 }
 
-func TestWhatIsInTheCertificates(t *testing.T) {
+func TestTheContentOfTheCertificates(t *testing.T) {
 	dir, start := t.TempDir(), time.Now()
 	made := mustMake(t, dir, MakeOptions{Client: router, Nodes: []string{node}})
 	ca := certIn(t, filepath.Join(dir, caFile))
@@ -189,7 +189,8 @@ func TestMakeTwiceKeepsAndRenewRenews(t *testing.T) {
 	}
 }
 
-// TestTheBundleIsCopied: who puts a second CA into ca.crt has it in every directory, which is how a CA is replaced.
+// TestTheBundleIsCopied: who puts a second CA into ca.crt has it in every directory, which is how a
+// CA is replaced.
 func TestTheBundleIsCopied(t *testing.T) {
 	dir := t.TempDir()
 	o := MakeOptions{Client: router, Nodes: []string{node}}

@@ -108,7 +108,7 @@ func TestRefusedClients(t *testing.T) {
 		},
 		"another name's": {
 			shows: ca.leaf(t, "somebody", forClients),
-			seen:  []string{"refused our certificate", "bad certificate", "somebody", "its log says more"},
+			seen:  []string{"refused our certificate", "bad certificate", "somebody", "the log of the server has the reason"},
 			told:  []string{"wrong name", "that of somebody", "not of causeway-router"},
 		},
 		"one with a wildcard": {
@@ -268,8 +268,8 @@ func TestServersThatSpeakSomethingElse(t *testing.T) {
 	errorSays(t, "TLS 1.2", err, "protocol version not supported", "only TLS 1.3 is spoken here")
 }
 
-// TestAServerWithoutANameTakesNobody: an empty flag opens no door.
-func TestAServerWithoutANameTakesNobody(t *testing.T) {
+// TestAServerWithoutANameAcceptsNoClient: an empty flag opens no door.
+func TestAServerWithoutANameAcceptsNoClient(t *testing.T) {
 	ca := newTestCA(t, "test CA")
 	id, log := open(t, ca.leaf(t, node, forServers).dir(t))
 	s := serve(t, grpc.Creds(id.Server("")))
@@ -324,8 +324,8 @@ func TestAProbeIsNotReported(t *testing.T) {
 	s.stop()
 }
 
-// TestSilentClientsTakeLittle: each holds a file until the handshake has taken too long, and anyone can
-// connect. When there are too many, the server closes those that came first.
+// TestSilentClientsTakeLittle: each holds a file until the handshake has taken too long, and anyone
+// can connect. When there are too many, the server closes those that came first.
 func TestSilentClientsTakeLittle(t *testing.T) {
 	ca := newTestCA(t, "test CA")
 	id, log := open(t, ca.leaf(t, node, forServers).dir(t))
@@ -350,7 +350,7 @@ func TestSilentClientsTakeLittle(t *testing.T) {
 			t.Fatal("the server holds too many silent clients")
 		}
 	}
-	says(t, "log", strings.Join(log.take(), "\n"), "all places for handshakes are taken")
+	says(t, "log", strings.Join(log.take(), "\n"), "too many handshakes are in progress")
 	if _, err := s.call(identity(t, ca.leaf(t, router, forClients)).Client(node)); err != nil {
 		t.Errorf("a router beside the clients that are left: %v", err)
 	}
@@ -460,7 +460,7 @@ func TestARefusalIsSeenByAWriteToo(t *testing.T) {
 	}
 }
 
-func TestWhatGoesOnTheWrongSide(t *testing.T) {
+func TestFlagsOfTheOtherSide(t *testing.T) {
 	id := identity(t, newTestCA(t, "test CA").leaf(t, node, forServers))
 	if _, _, err := id.Server(router).ClientHandshake(t.Context(), "", nil); err == nil {
 		t.Error("a server's credentials dialed")
@@ -538,8 +538,8 @@ func TestOpenRefuses(t *testing.T) {
 	errorSays(t, "a directory as key", err, "tls.key: unexpected file type: it is a directory")
 }
 
-// TestOpenReportsWhatPeersWillRefuse: it does not stop, as the file may be replaced.
-func TestOpenReportsWhatPeersWillRefuse(t *testing.T) {
+// TestOpenReportsCertificatesThatPeersReject: it does not stop, as the file may be replaced.
+func TestOpenReportsCertificatesThatPeersReject(t *testing.T) {
 	ca, peers := newTestCA(t, "test CA"), newTestCA(t, "the peers' CA")
 	of := func(ca, believed *authority, change ...func(*x509.Certificate)) content {
 		c := ca.leaf(t, node, forServers, change...)
@@ -738,7 +738,7 @@ func TestHandshakesDuringRotation(t *testing.T) {
 	}
 }
 
-func TestUntilIsWhenTheFilesSay(t *testing.T) {
+func TestTheExpiryIsThatOfTheFiles(t *testing.T) {
 	ca := newTestCA(t, "CA")
 	end := time.Now().Add(48 * time.Hour).Truncate(time.Second)
 	until := func(t time.Time) func(*x509.Certificate) { return func(c *x509.Certificate) { c.NotAfter = t } }

@@ -86,7 +86,7 @@ func (s *server) admit(raw net.Conn) (c connection, err error) {
 	}
 	switch {
 	case connlimit.WasDropped(raw):
-		err = fmt.Errorf("%w: all places for handshakes are taken, and no address has more of them than this client's",
+		err = fmt.Errorf("%w: too many handshakes are in progress, and no address has more of them than this client's",
 			connlimit.ErrDropped)
 	case err != nil:
 		err = h.why(err)

@@ -210,7 +210,7 @@ func TestCodesComeBackAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestDeadlinesAndWhatACallSaysOfItself(t *testing.T) {
+func TestDeadlinesAndMetadataOfACall(t *testing.T) {
 	c := newCluster(t, "a")
 	id := c.volume("v", "a")
 	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-request-id", "4711", "traceparent",

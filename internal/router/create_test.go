@@ -84,7 +84,7 @@ func TestAContentSourceThatIsNone(t *testing.T) {
 	}
 }
 
-func TestAnEmptyVolumeGoesNowhereElse(t *testing.T) {
+func TestAnEmptyVolumeIsCreatedOnNoOtherNode(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	c.nodes["a"].fails("CreateVolume", codes.ResourceExhausted)
 	_, err := c.CreateVolume(context.Background(), create("v", "a", "b"))
@@ -97,10 +97,10 @@ func TestAnEmptyVolumeGoesNowhereElse(t *testing.T) {
 	if ids := c.all(); len(ids) > 0 {
 		t.Errorf("there are %q", ids)
 	}
-	c.volume("another", "b") // whom the absence of a is nothing to
+	c.volume("another", "b") // which does not depend on a
 }
 
-func TestTopologiesThatNobodyHas(t *testing.T) {
+func TestUnknownTopologies(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	requisite := func(name string, on ...string) *csi.CreateVolumeRequest {
 		req := create(name, on...)
@@ -170,7 +170,7 @@ func TestANodeWithoutAnAddress(t *testing.T) {
 
 func TestWithoutARequirementTheNodeHasMostRoom(t *testing.T) {
 	c := newCluster(t, "a", "b", "c")
-	// one filesystem: what is promised makes the difference
+	// one filesystem: only the reserved bytes differ
 	for node, size := range map[string]int64{"a": 1 << 30, "b": 0, "c": 1 << 31} {
 		if size == 0 {
 			continue
@@ -294,7 +294,7 @@ func TestANameThatCantBeLookedForIsNotFinal(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument) // which a node says only of a name that it does not have
 }
 
-// TestSecretsAreForTheNodeThatMakesTheVolume: all are asked for the name, and the others needn't
+// TestSecretsAreForTheNodeThatMakesTheVolume: all are asked for the name, and the others need not
 // know them.
 func TestSecretsAreForTheNodeThatMakesTheVolume(t *testing.T) {
 	c := newCluster(t, "a", "b", "c")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestAFIFOInThePlaceOfTheForgottenNodesChangesNothing(t *testing.T) {
+func TestAFIFOInsteadOfTheForgottenNodesChangesNothing(t *testing.T) {
 	c := newCluster(t)
 	file := filepath.Join(t.TempDir(), "forgotten")
 	if err := os.WriteFile(file, []byte("gone\n"), 0o600); err != nil {

@@ -325,8 +325,8 @@ func (c *cluster) until(name string, images []string) *csi.VolumeGroupSnapshot {
 	}
 }
 
-// TestWhatWasAcknowledgedIsNotDiscarded removes a part of an acknowledged group from a node's disk.
-func TestWhatWasAcknowledgedIsNotDiscarded(t *testing.T) {
+// TestAcknowledgedDataIsNotDiscarded removes a part of an acknowledged group from a node's disk.
+func TestAcknowledgedDataIsNotDiscarded(t *testing.T) {
 	c, images := groupCluster(t)
 	made := c.until("g", images)
 	b := c.nodes["b"]

@@ -123,8 +123,8 @@ func TestPagesAreRight(t *testing.T) {
 	}
 }
 
-// TestAPageAsksFewNodes checks the calls of a page when each node has the same volumes.
-func TestAPageAsksFewNodes(t *testing.T) {
+// TestAPageTakesCallsToFewNodes checks the calls of a page when each node has the same volumes.
+func TestAPageTakesCallsToFewNodes(t *testing.T) {
 	for _, tc := range []struct{ nodes, each, limit, most int }{{500, 100, 1000, 14}, {10, 5000, 1000, 1},
 		{500, 1, 1000, 520}, {500, 0, 1000, 500}} {
 		r, nodes := &Router{}, shelves{}

@@ -130,7 +130,7 @@ func (r *Router) Ready(context.Context) (string, error) {
 		lines = append(lines, fmt.Sprintf("%s: %v", p, p.err))
 	}
 	for _, where := range v.twice {
-		lines = append(lines, "more than one says that it is the same node: "+strings.Join(where, ", "))
+		lines = append(lines, "several addresses report the same node: "+strings.Join(where, ", "))
 	}
 	return strings.Join(lines, "\n"), nil
 }

@@ -232,7 +232,7 @@ func (r *Router) show() {
 	for key, addresses := range is.twice {
 		if was.twice[key] == nil {
 			r.cfg.Report("none of them is used",
-				fmt.Errorf("more than one says that it is the same node: %s", strings.Join(addresses, ", ")))
+				fmt.Errorf("several addresses report the same node: %s", strings.Join(addresses, ", ")))
 		}
 	}
 	r.view.Store(is)
@@ -302,18 +302,17 @@ func (r *Router) identify(ctx context.Context, address string) (n *node, err err
 func (r *Router) verify(reported *csi.NodeGetInfoResponse, from *peer.Peer) error {
 	id := reported.GetNodeId()
 	if err := volumeid.CheckNode(id); err != nil {
-		return fmt.Errorf("it says that it is the node %.64q: %w", id, err)
+		return fmt.Errorf("invalid node ID %.64q: %w", id, err)
 	}
 	if segment := reported.GetAccessibleTopology().GetSegments()[r.cfg.TopologyKey]; segment != volumeid.Segment(id) {
-		return fmt.Errorf("it says that it is the node %s, with the topology %s=%.64q, which is another's", id,
-			r.cfg.TopologyKey, segment)
+		return fmt.Errorf("node %s reports the topology %s=%.64q of another node", id, r.cfg.TopologyKey, segment)
 	}
 	if r.cfg.Names == nil {
 		return nil
 	}
 	names := r.cfg.Names(from.AuthInfo)
 	if !slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, id) }) {
-		return fmt.Errorf("it says that it is the node %s, and its certificate is for %.200q", id, names)
+		return fmt.Errorf("node %s has a certificate for %.200q", id, names)
 	}
 	return nil
 }

@@ -108,7 +108,7 @@ func TestANodeComesAndGoes(t *testing.T) {
 	}
 }
 
-func TestARestartedRouterKnowsTheSame(t *testing.T) {
+func TestARestartedRouterHasTheSameView(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	id := c.volume("v", "b")
 	c.restart()
@@ -159,9 +159,9 @@ func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 	}
 }
 
-// TestAnOperatorIsToldOnceAMinute: of a node that is lost again and again, for reasons that differ
+// TestAnAttackIsLoggedOnceAMinute: of a node that is lost again and again, for reasons that differ
 // by a port.
-func TestAnOperatorIsToldOnceAMinute(t *testing.T) {
+func TestAnAttackIsLoggedOnceAMinute(t *testing.T) {
 	c := newCluster(t)
 	p := &endpoint{address: "10.0.0.1:1"}
 	told := func() int {
@@ -295,7 +295,7 @@ func TestWhoIsNotBelieved(t *testing.T) {
 		words []string
 	}{
 		"another's name": {func(m *machine) { m.node = "b" },
-			[]string{"it says that it is the node b", `certificate is for ["liar"]`}},
+			[]string{"node b has a certificate for", `for ["liar"]`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.certify("liar")
@@ -582,8 +582,8 @@ func TestAGroupKeepsItsConnections(t *testing.T) {
 	}
 }
 
-// TestWhatANodeExaggerates: a node reports more room than there can be, or an endless response.
-func TestWhatANodeExaggerates(t *testing.T) {
+// TestExaggeratedCapacitiesOfANode: a node reports an impossible capacity, or an endless response.
+func TestExaggeratedCapacitiesOfANode(t *testing.T) {
 	c := newCluster(t)
 	c.at(c.impersonate(&impostor{name: testName, node: "much", segment: "much", room: math.MaxInt64,
 		long: 2 * maxAnswer}, "much"),
@@ -887,9 +887,9 @@ func TestForgottenNodes(t *testing.T) {
 	}
 }
 
-// TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn panics once in discovery and once in the
-// identification of a node.
-func TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn(t *testing.T) {
+// TestAPanicInALoopOfTheRouterIsReportedAndTheLoopContinues panics once in discovery and once in
+// the identification of a node.
+func TestAPanicInALoopOfTheRouterIsReportedAndTheLoopContinues(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	c.stop()
 	var looked, met atomic.Bool

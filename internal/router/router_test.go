@@ -11,7 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-func TestAVolumeGoesWhereItIsWantedMost(t *testing.T) {
+func TestAVolumeIsCreatedOnThePreferredNode(t *testing.T) {
 	c := newCluster(t, "a", "b", "c")
 	for _, node := range []string{"b", "c", "a"} {
 		id := c.volume("on "+node, node)
@@ -30,7 +30,7 @@ func TestAVolumeGoesWhereItIsWantedMost(t *testing.T) {
 	}
 }
 
-func TestDeleteOfWhatNobodyMade(t *testing.T) {
+func TestDeleteOfAnUnknownObject(t *testing.T) {
 	c := newCluster(t, "a")
 	ctx := context.Background()
 	for _, id := range []string{"x", "../..", volumeid.New(volumeid.Volume, "a", "unknown"),

@@ -97,7 +97,7 @@ func (v *view) all() error {
 		away = append(away, fmt.Sprintf("%s: %v", p, p.err))
 	}
 	for _, where := range v.twice {
-		away = append(away, fmt.Sprintf("more than one says that it is the same node: %s", strings.Join(where, ", ")))
+		away = append(away, fmt.Sprintf("several addresses report the same node: %s", strings.Join(where, ", ")))
 	}
 	slices.Sort(away)
 	switch n := len(away); {
@@ -121,7 +121,7 @@ var errNotLooked = errors.New("their addresses are being looked up")
 func (r *Router) owner(digest string) (*node, error) {
 	v := r.view.Load()
 	if where := v.twice[digest]; where != nil {
-		return nil, status.Errorf(codes.Unavailable, "more than one says that it is this node: %s",
+		return nil, status.Errorf(codes.Unavailable, "several addresses report this node: %s",
 			strings.Join(where, ", "))
 	}
 	if n := v.byDigest[digest]; n != nil {

@@ -31,10 +31,10 @@ type Server struct {
 	User     string
 	Password string
 
-	conf    string
-	mu      sync.Mutex
-	cmd     *exec.Cmd
-	ended   chan struct{}
+	conf  string
+	mu    sync.Mutex
+	cmd   *exec.Cmd
+	ended chan struct{}
 }
 
 // Installed reports whether the programs of a Server are installed: Debian's package samba.
@@ -99,7 +99,7 @@ func Start(dir string) (*Server, error) {
 	return s, s.Restart()
 }
 
-// unixUser returns the user as whom smbd works on files.
+// unixUser returns the name of the user that owns the files of smbd.
 func unixUser() (string, error) {
 	if os.Geteuid() == 0 {
 		return "daemon", nil

@@ -94,12 +94,13 @@ type Backend interface {
 	// CSI spec v1.13, DeleteVolume.
 	Delete(ctx context.Context, id string, secrets map[string]string) error
 
-	// Mount returns the source, the options and the kind of the mount that gives a the volume. It
-	// changes nothing. The driver calls it before each stage and before the publish of an inline
-	// volume, and to find out whether the volume supports a. The driver remembers the result for a
-	// staged volume, so that later calls need no answer of the storage. Errors: [ErrNotFound]; [ErrInvalid] if the volume does not support a,
-	// or if a.Context or a.PublishContext is not that of this volume. CSI spec v1.13,
-	// NodeStageVolume, NodePublishVolume and ValidateVolumeCapabilities.
+	// Mount returns the mount of the volume for the use a: its source, options and kind. It changes
+	// nothing. The driver calls it before each stage and before the publish of an inline volume,
+	// and to find out whether the volume supports a. The driver remembers the result for a staged
+	// volume, so that later calls need no answer of the storage. Errors: [ErrNotFound];
+	// [ErrInvalid] if the volume does not support a, or if a.Context or a.PublishContext is not
+	// that of this volume. CSI spec v1.13, NodeStageVolume, NodePublishVolume and
+	// ValidateVolumeCapabilities.
 	Mount(ctx context.Context, id string, a Access) (mounter.Mount, error)
 }
 
@@ -137,8 +138,8 @@ type CreateOptions struct {
 	Claim Claim
 }
 
-// Claim names a PersistentVolumeClaim and its PersistentVolume. The provisioner sends the names with
-// --extra-create-metadata. Each consists of DNS labels (RFC 1123), as the API server verifies.
+// Claim names a PersistentVolumeClaim and its PersistentVolume. The provisioner sends the names
+// with --extra-create-metadata. Each consists of DNS labels (RFC 1123), as the API server verifies.
 type Claim struct {
 	Namespace string // namespace of the claim
 	Name      string // name of the claim
@@ -353,7 +354,7 @@ type HealthReporter interface {
 	// ListHealth returns up to limit unhealthy volumes with an ID greater than after, in ascending
 	// order of their IDs, and reports whether more may follow. CSI spec v1.13,
 	// ControllerListVolumeHealth.
-	ListHealth(ctx context.Context, after string, limit int) (sick []VolumeHealth, more bool, err error)
+	ListHealth(ctx context.Context, after string, limit int) (unhealthy []VolumeHealth, more bool, err error)
 
 	// StorageHealth returns the conditions of the storage as a whole, as this node sees it. None of
 	// them has the severity DataLoss. CSI spec v1.13, NodeGetStorageHealth.
@@ -367,8 +368,8 @@ type Reacher interface {
 	// Reach returns the conditions of the server of m, a Mount that is staged on this node, without
 	// credentials. Reach asks the server, and never touches the mount: a call on a mount whose
 	// server is silent does not return. Reach returns before the end of ctx. The driver calls Reach
-	// for many mounts at the same time, so that a result is worth keeping for some seconds. CSI spec
-	// v1.13, NodeGetVolumeHealth and NodeGetStorageHealth.
+	// for many mounts at the same time, so that a result is worth keeping for some seconds. CSI
+	// spec v1.13, NodeGetVolumeHealth and NodeGetStorageHealth.
 	Reach(ctx context.Context, m mounter.Mount) ([]Condition, error)
 }
 

@@ -12,9 +12,9 @@ import (
 // which may be deleted.
 //
 // Snapshot and Restore may take longer than any caller waits. The job then continues after ctx has
-// ended, and the next call with the same arguments joins it: that call returns [ErrBusy] while the
-// job runs, and then the result of the job. The method Close of a backend ends the job and leaves
-// nothing incomplete.
+// ended. A later call with the same arguments waits for the job and returns its result, or
+// [ErrBusy] shortly before the deadline of the call. The method Close of a backend ends the job and
+// leaves nothing incomplete.
 type Snapshotter interface {
 	// Snapshot creates the snapshot of o.Name. Snapshot returns when the data is copied, durable
 	// and ready for Restore. A repeated call returns the snapshot of the first call. Errors:

@@ -102,7 +102,8 @@ func TestInvalidCertsFlagsAreReported(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedCertsFlagsAreTheFlags compares docs/how-to/certificates.md with the declared flags.
+// TestTheDocumentedCertsFlagsAreTheFlags compares docs/how-to/certificates.md with the declared
+// flags.
 func TestTheDocumentedCertsFlagsAreTheFlags(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "certificates.md"))
 	if err != nil {

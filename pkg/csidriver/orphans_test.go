@@ -45,7 +45,8 @@ func TestOrphansDefaults(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/how-to/orphans.md with the declared flags.
+// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/how-to/orphans.md with the declared
+// flags.
 func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "orphans.md"))
 	if err != nil {

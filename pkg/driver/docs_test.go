@@ -14,7 +14,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// TestTheDocumentedMetricsAreTheMetrics compares docs/reference/metrics.md with the registered metrics.
+// TestTheDocumentedMetricsAreTheMetrics compares docs/reference/metrics.md with the registered
+// metrics.
 func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "metrics.md"))
 	if err != nil {
@@ -119,8 +120,8 @@ func TestTheDocumentedConditionsAreTheConditions(t *testing.T) {
 	}
 }
 
-// TestTheProofsOfTheSecurityPageExist looks for every test, subtest and trial that docs/explanation/security.md
-// names.
+// TestTheProofsOfTheSecurityPageExist looks for every test, subtest and trial that
+// docs/explanation/security.md names.
 func TestTheProofsOfTheSecurityPageExist(t *testing.T) {
 	root := filepath.Join("..", "..")
 	page, err := os.ReadFile(filepath.Join(root, "docs", "explanation", "security.md"))

@@ -1,10 +1,10 @@
 // Package driver implements CSI v1.13 for a [backend.Backend], which knows the volumes, and a
 // [mounter.Mounter], which knows the mounts of the node.
 //
-// A handler checks its request, makes one call and returns the result. Interceptors do the tasks of
-// all calls (interceptors.go): they recover from panics, count and log calls, and turn errors into
-// status codes (errors.go). A further interceptor rejects a call while another call changes the
-// same volume (lock.go). validate.go defines legal requests.
+// A handler of the controller checks its request, makes one call and returns the result.
+// Interceptors do the tasks of all calls (interceptors.go): they recover from panics, count and log
+// calls, and turn errors into status codes (errors.go). A further interceptor rejects a call while
+// another call changes the same volume (lock.go). validate.go defines legal requests.
 package driver
 
 import (
@@ -26,7 +26,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Config configures a Driver. All fields but MetadataBlock and ServerOptions are required.
+// Config configures a Driver. MetadataBlock and ServerOptions are optional, and so are Mounter and
+// StateDir of a Driver without a Node service.
 type Config struct {
 	Name    string // such as hostpath.csi.causeway.dev; CSI spec v1.13, GetPluginInfo
 	Release string
@@ -40,9 +41,9 @@ type Config struct {
 	Registry *prometheus.Registry
 
 	// MetadataBlock is the length of the blocks that the SnapshotMetadata service reports, in
-	// bytes: a multiple of 4096. The block type is then FIXED_LENGTH. If MetadataBlock is 0, and
-	// for a volume whose size is not a multiple of MetadataBlock, the type is VARIABLE_LENGTH,
-	// which takes fewer messages.
+	// bytes: a multiple of 4096. The block type is FIXED_LENGTH for a volume whose size is a
+	// multiple of MetadataBlock. For all other volumes, and if MetadataBlock is 0, the block type
+	// is VARIABLE_LENGTH, which takes fewer messages.
 	MetadataBlock int64
 	ServerOptions []grpc.ServerOption // for example a stats handler for traces
 }
@@ -153,7 +154,8 @@ func (d *Driver) registerControllers(server *grpc.Server) {
 	registerMetadata(server, d.cfg)
 }
 
-// isMount reports whether path is mounted. An earlier process staged a volume at path.
+// isMount reports whether path, at which an earlier process staged a volume, is mounted. It returns
+// false for a path that this driver cannot mount at.
 func isMount(m mounter.Mounter, path string) (bool, error) {
 	occupied, err := m.Occupied(context.Background(), path)
 	if errors.Is(err, mounter.ErrPath) { // the path is below another kubelet directory, or gone
@@ -194,7 +196,7 @@ func (d *Driver) HTTP() http.Handler {
 	return HTTP(d.cfg.Registry, func(ctx context.Context) (string, error) {
 		ready, err := d.prober.probe(ctx)
 		if err == nil && !ready {
-			err = errors.New("starting")
+			err = errors.New("the driver is starting")
 		}
 		return "ok", err
 	})

@@ -838,7 +838,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-func TestTracingIsOffUnlessAskedFor(t *testing.T) {
+func TestTracingIsOffByDefault(t *testing.T) {
 	for name, tc := range map[string]struct {
 		env  map[string]string
 		on   bool

@@ -28,8 +28,8 @@ var statusCodes = []struct {
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
 	{backend.ErrNotReady, codes.FailedPrecondition}, // of Probe; takes precedence over the errors that it wraps
 	{backend.ErrUnavailable, codes.Unavailable},
-	// The machine is short of file descriptors or memory. These lines come before the classes: a
-	// class that wraps such an error is the guess of a caller that did not expect the error.
+	// The machine is short of file descriptors or memory. These lines come before the classes: code
+	// that wraps such an error in a class did not expect it.
 	{syscall.EMFILE, codes.Unavailable},
 	{syscall.ENFILE, codes.Unavailable},
 	{syscall.ENOMEM, codes.Unavailable},

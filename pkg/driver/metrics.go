@@ -20,7 +20,7 @@ const metricPrefix = "causeway_"
 
 // callSeconds are the upper bounds of the buckets of the histogram, in seconds: from a mount to a
 // copy.
-var callSeconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 60}
+var callSeconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 60}
 
 // countCalls registers the metrics of calls and returns the interceptor that updates them.
 func countCalls(registry *prometheus.Registry) (grpc.UnaryServerInterceptor, error) {

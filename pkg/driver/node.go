@@ -241,8 +241,8 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, v
 	return nil
 }
 
-// mountToPublish returns the Mount of the volume at the staging path. Without a record of this Mount
-// the backend returns it, or an error for an unknown volume.
+// mountToPublish returns the Mount of the volume at the staging path. Without a record of this
+// Mount the backend returns it, or an error for an unknown volume.
 func (n *node) mountToPublish(ctx context.Context,
 	req *csi.NodePublishVolumeRequest, vc volumeCapability) (mounter.Mount, error) {
 	id := req.GetVolumeId()
@@ -400,8 +400,8 @@ func (n *node) usage(ctx context.Context, id, path string) (mounter.Usage, error
 	return n.mounter.Usage(ctx, path)
 }
 
-// mountedAs returns the Mount of a volume for path, and whether the volume is mounted at path. For a
-// staged volume these are the Mounts of its records.
+// mountedAs returns the Mount of a volume for path, and whether the volume is mounted at path. For
+// a staged volume these are the Mounts of its records.
 func (n *node) mountedAs(ctx context.Context, id, path string) (mount mounter.Mount, mounted bool, err error) {
 	mounts, ok := n.records.mountsOf(id)
 	if !ok {

@@ -10,7 +10,7 @@ import (
 )
 
 // maxPage is the maximum number of volumes or snapshots on a page, also if the request allows more.
-// With this limit, a response is smaller than 1 MiB.
+// With this limit, a response without node IDs is smaller than 1 MiB.
 const maxPage = 2000
 
 // maxNodeBytes is the maximum size of the node IDs on a page, in bytes. Volumes have the IDs of the

@@ -29,8 +29,7 @@ const streamWorkers = 4
 const MaxMessage = 16 << 20
 
 // maxCalls is the maximum number of calls in progress on a connection. A sidecar has fewer workers.
-// A gRPC client delays further calls. A finished call counts until the client has read the reply,
-// which takes up to 0.1 MB.
+// A gRPC client delays further calls. A finished call counts until the client has read the reply.
 const maxCalls = 256
 
 // handshakeLimit is the maximum time that a new connection takes until its first call is possible.

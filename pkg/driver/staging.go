@@ -66,7 +66,7 @@ type stagingRecords struct {
 	mu     sync.Mutex
 	byPath map[string]stagingRecord
 	// live has the staging paths that are mounted, and that no call is staging or unstaging. The
-	// values are numbers of mounts.
+	// values are numbers of mounts, each with its own number.
 	live   map[string]int
 	mounts int // number of the last mount
 }
@@ -77,7 +77,7 @@ const stagingRecordsDir = "staged"
 // stagingRecordName matches the names of the files. Files with other names are never touched.
 var stagingRecordName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
 
-// maxStagingRecord is more than the size of a file, in bytes: a path has at most 4096.
+// maxStagingRecord is the maximum size of a file in bytes. A path has at most 4096.
 const maxStagingRecord = 64 << 10
 
 // openStagingRecords reads the files. openStagingRecords removes a damaged file, and a file for

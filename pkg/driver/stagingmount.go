@@ -30,8 +30,8 @@ type stagedMount struct {
 	Sequence uint64   `json:"sequence,omitempty"`
 }
 
-// newStagedMount returns the form of m in a record, without credentials. Options of an empty slice and of nil are equal
-// in a record.
+// newStagedMount returns the form of m in a record, without credentials. Options of an empty slice
+// and of nil are equal in a record.
 func newStagedMount(m mounter.Mount) *stagedMount {
 	if len(m.Options) == 0 {
 		m.Options = nil

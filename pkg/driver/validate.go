@@ -54,10 +54,10 @@ func ownKeys(m map[string]string) map[string]string {
 	return own
 }
 
-// Reserved keys that hold the names of a claim, and the namespace of a snapshot, a group snapshot or
-// a pod. The sidecars send all but the last with --extra-create-metadata, the kubelet sends the last
-// with podInfoOnMount. Each key is read from its own call only: the author of a pod can write any other
-// key into the attributes of an inline volume.
+// Reserved keys that hold the names of a claim, and the namespace of a snapshot, a group snapshot
+// or a pod. The sidecars send all but the last with --extra-create-metadata, the kubelet sends the
+// last with podInfoOnMount. Each key is read from its own call only: the author of a pod can write
+// any other key into the attributes of an inline volume.
 const (
 	claimNamespace    = "csi.storage.k8s.io/pvc/namespace"
 	claimName         = "csi.storage.k8s.io/pvc/name"
@@ -79,8 +79,8 @@ func namespaceOf(m map[string]string, key string) string {
 	return ""
 }
 
-// claimOf returns the claim that the parameters of a CreateVolumeRequest name. A name that no object
-// of Kubernetes can have is "".
+// claimOf returns the claim that the parameters of a CreateVolumeRequest name. A name that no
+// object of Kubernetes can have is "".
 func claimOf(parameters map[string]string) backend.Claim {
 	name := func(key string) string {
 		if n := parameters[key]; len(n) <= maxObjectName && objectName.MatchString(n) {
@@ -333,8 +333,8 @@ func (t *topology) within(requested *csi.Topology) bool {
 }
 
 // reachable returns ErrExhausted if this topology does not meet the requirement; the driver on
-// another node may meet it. Preferred topologies are ignored: a volume is on the node of its
-// source.
+// another node may meet it. Preferred topologies are ignored: the volume is on the node of this
+// driver.
 func (t *topology) reachable(r *csi.TopologyRequirement) error {
 	if len(r.GetRequisite()) == 0 || slices.ContainsFunc(r.GetRequisite(), t.within) {
 		return nil

@@ -13,21 +13,20 @@ import (
 // answerTime is how long the kernel may take for an answer that it has at hand.
 const answerTime = 2 * time.Second
 
-// maxAsks is the largest number of open questions of an asks: each occupies a thread.
-const maxAsks = 32
+// maxQueries is the largest number of open queries of one kind: each occupies a thread.
+const maxQueries = 32
 
-// errNoAnswer says that the kernel has not answered a question.
+// errNoAnswer: the kernel has not answered a query.
 var errNoAnswer = errors.New("does not answer")
 
-// asks asks the kernel questions that a tenant or a dead disk can leave without an answer. Each
-// question has a goroutine of its own; a key has at most one open question. The zero value is
-// ready.
-type asks[K comparable, V any] struct {
+// queries are queries of the kernel that a tenant or a dead disk can leave without an answer. Each
+// query has a goroutine of its own; a key has at most one open query. The zero value is ready.
+type queries[K comparable, V any] struct {
 	mu   sync.Mutex
 	open map[K]*answer[V]
 }
 
-// answer is the answer to a question. Its value is valid when done is closed.
+// answer is the answer to a query. Its value is valid when done is closed.
 type answer[V any] struct {
 	since time.Time
 	done  chan struct{}
@@ -35,15 +34,15 @@ type answer[V any] struct {
 	err   error
 }
 
-// ask asks a question, or joins the open question of the same key. Errors: errNoAnswer if too many
+// ask starts a query, or joins the open query of the same key. Errors: errNoAnswer if too many
 // others are open.
-func (a *asks[K, V]) ask(key K, question func() (V, error)) (*answer[V], error) {
+func (a *queries[K, V]) ask(key K, query func() (V, error)) (*answer[V], error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if open, ok := a.open[key]; ok {
 		return open, nil
 	}
-	if len(a.open) >= maxAsks {
+	if len(a.open) >= maxQueries {
 		return nil, fmt.Errorf("%w: nor do %d others", errNoAnswer, len(a.open))
 	}
 	if a.open == nil {
@@ -58,12 +57,12 @@ func (a *asks[K, V]) ask(key K, question func() (V, error)) (*answer[V], error) 
 			delete(a.open, key)
 			close(r.done)
 		}()
-		r.value, r.err = guard.Value(question)
+		r.value, r.err = guard.Value(query)
 	}()
 	return r, nil
 }
 
-// hangs reports whether the question has been open for so long that a further call need not wait
+// hangs reports whether the query has been open for so long that a further call need not wait
 // for the answer.
 func (r *answer[V]) hangs() bool {
 	select {
@@ -74,7 +73,7 @@ func (r *answer[V]) hangs() bool {
 	}
 }
 
-// wait returns the answer. Errors: errNoAnswer if ctx ends before, or the question hangs.
+// wait returns the answer. Errors: errNoAnswer if ctx ends before, or the query hangs.
 func (r *answer[V]) wait(ctx context.Context) (value V, err error) {
 	select {
 	case <-r.done:

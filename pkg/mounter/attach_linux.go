@@ -17,8 +17,8 @@ import (
 
 // recipe says how a mount is made, in the two ways that kernels offer.
 type recipe struct {
-	// detached makes the mount without a path, and returns a descriptor of its root. The mount goes
-	// with the descriptor.
+	// detached makes the mount without a path, and returns a descriptor of its root. A close of the
+	// descriptor unmounts it.
 	detached func() (fd int, err error)
 	// legacy puts the mount on target by mount(2).
 	legacy func(target string) error
@@ -50,7 +50,7 @@ func (l *linux) attach(t target, r recipe) error {
 	return nil
 }
 
-// put makes a mount on t, wherever t is by now.
+// put makes a mount on t, which may have been moved.
 func (l *linux) put(t target, r recipe) (ownMount, error) {
 	if !l.legacy.Load() {
 		m, err := putDetached(t, r)
@@ -85,7 +85,7 @@ func putDetached(t target, r recipe) (ownMount, error) {
 	return ownMount{fd, at.mount}, nil
 }
 
-// notThere makes the error of a mount on a removed directory ErrPath.
+// notThere wraps the error of a mount on a removed directory in ErrPath.
 func notThere(err error) error {
 	if errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("%w: the target was removed: %w", ErrPath, err)
@@ -262,8 +262,8 @@ func checkSame(root int, src source) error {
 	return err
 }
 
-// nodeRecipe mounts the node of a block device, which fd stands for, on a file.
-func nodeRecipe(fd int, device fileID) recipe {
+// deviceNodeRecipe mounts the node of a block device, which fd stands for, on a file.
+func deviceNodeRecipe(fd int, device fileID) recipe {
 	return recipe{
 		detached: func() (int, error) { return cloneTree(fd) },
 		legacy: func(target string) error {
@@ -296,7 +296,7 @@ func filesystemRecipe(device, fsType string, o fresh) recipe {
 	}
 }
 
-// notFormat makes the errors by which a kernel rejects the content of a device ErrFormat.
+// notFormat wraps the errors by which a kernel rejects the content of a device in ErrFormat.
 func notFormat(fsType string, err error) error {
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EUCLEAN) {
 		return fmt.Errorf("%w: no %s that can be mounted: %w", ErrFormat, fsType, err)
@@ -305,7 +305,7 @@ func notFormat(fsType string, err error) error {
 }
 
 // newFilesystem mounts the filesystem on a device without a path, and returns a descriptor of its
-// root, with which the mount goes. options are those of the filesystem, attributes MOUNT_ATTR_*.
+// root, whose close unmounts it. options are those of the filesystem, attributes MOUNT_ATTR_*.
 func newFilesystem(device, fsType string, options []string, attributes uint64) (int, error) {
 	fsys, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {

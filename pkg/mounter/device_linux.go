@@ -41,7 +41,7 @@ func (l *linux) mountBlockDevice(ctx context.Context, m Mount, src source, p pat
 	if err := l.checkDevice(m, src, dev); err != nil {
 		return err
 	}
-	if m.isNode() {
+	if m.isDevice() {
 		return l.mountRaw(ctx, m, src, p)
 	}
 	o := attr.fresh(m.FSType, m.Options)
@@ -77,7 +77,7 @@ func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
 	if err == nil {
 		err = largeEnough(m, dev)
 	}
-	if err != nil || m.isNode() { // the mount of a node makes its device read-only or writable
+	if err != nil || m.isDevice() { // the mount of a node makes its device read-only or writable
 		return err
 	}
 	readOnly, err := isReadOnly(dev)
@@ -128,7 +128,7 @@ type plan struct {
 
 // mountAttached formats the device if that may be done, and mounts the filesystem on t.
 func (l *linux) mountAttached(ctx context.Context, m Mount, src source, dev *os.File, t target, o fresh) error {
-	leave, err := l.checks.Acquire(ctx, fair.Claim{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
+	leave, err := l.checks.Acquire(ctx, fair.Request{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
 		return err
 	}
@@ -218,7 +218,7 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 		return plan{}, fmt.Errorf("%w: %s: %w", ErrNoAnswer, m.Source, err)
 	case errors.Is(err, unix.EBUSY):
 		return plan{}, fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s", ErrBusy, m.Source,
-			usersOf(src.device))
+			mountPointsOfFile(src.device))
 	case err != nil:
 		return plan{}, fmt.Errorf("%w: %s: %w", ErrDevice, m.Source, err)
 	}
@@ -333,8 +333,8 @@ func sameSize(dev *os.File, size int64) error {
 	return err
 }
 
-// usersOf returns where a device is mounted here, for an error.
-func usersOf(device fileID) string {
+// mountPointsOfFile returns where a device is mounted here, for an error.
+func mountPointsOfFile(device fileID) string {
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
 		return uint32(i.Major) != device.major || uint32(i.Minor) != device.minor, false
 	})

@@ -24,7 +24,8 @@ import (
 
 const diskSize = 320 << 20
 
-// attachDisk makes a loop device with a new file of the bench, which plays a disk, until the test is over.
+// attachDisk makes a loop device with a new file of the bench, which plays a disk, until the test
+// is over.
 func (b *bench) attachDisk(name, fsType string, size int64) Mount {
 	b.t.Helper()
 	file := filepath.Join(b.storage, name)
@@ -47,8 +48,8 @@ func (b *bench) attachDisk(name, fsType string, size int64) Mount {
 	return Mount{Kind: BlockDevice, Source: device, FSType: fsType, Serial: "serial of " + name}
 }
 
-// ownLoop returns the path of a loop device that no other test gets: LOOP_CTL_GET_FREE returns the free
-// device with the lowest number.
+// ownLoop returns the path of a loop device that no other test gets: LOOP_CTL_GET_FREE returns the
+// free device with the lowest number.
 func ownLoop(t *testing.T) string {
 	t.Helper()
 	control, err := os.Open("/dev/loop-control")
@@ -66,7 +67,8 @@ func ownLoop(t *testing.T) string {
 	return fmt.Sprintf("/dev/loop%d", number)
 }
 
-// untilIdle repeats do while it returns EBUSY: other drivers of this machine look at all loop devices.
+// untilIdle repeats do while it returns EBUSY: other drivers of this machine look at all loop
+// devices.
 func untilIdle(t *testing.T, do func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -516,7 +518,8 @@ func TestAMountedDeviceGrows(t *testing.T) {
 	}
 }
 
-// TestAnExt4GrowsBeforeItIsMountedOnlyWhereItMust: resize2fs that is killed can leave a damaged ext4.
+// TestAnExt4GrowsBeforeItIsMountedOnlyWhereItMust: resize2fs that is killed can leave a damaged
+// ext4.
 func TestAnExt4GrowsBeforeItIsMountedOnlyWhereItMust(t *testing.T) {
 	t.Run("ext4", func(t *testing.T) {
 		b := newLoopBench(t)
@@ -594,7 +597,8 @@ func TestADeviceWithoutAFilesystemIsMountedAsItIs(t *testing.T) {
 	}
 }
 
-// TestANodeOfAnotherDiskIsReplaced: the number of a disk that was detached by force is soon another's.
+// TestANodeOfAnotherDiskIsReplaced: the number of a disk that was detached by force is soon
+// another's.
 func TestANodeOfAnotherDiskIsReplaced(t *testing.T) {
 	b := newLoopBench(t)
 	disk, other := filepath.Join(b.storage, "disk"), filepath.Join(b.storage, "other")
@@ -648,8 +652,8 @@ func mountAndDie() int {
 	return 3
 }
 
-// dieIn mounts a disk in another process, in which script runs in place of mkfs. $real is the program,
-// $device the disk, and $PPID the driver.
+// dieIn mounts a disk in another process, in which script runs in place of mkfs. $real is the
+// program, $device the disk, and $PPID the driver.
 func (b *bench) dieIn(m Mount, script string) {
 	b.t.Helper()
 	resolved, err := exec.LookPath("mkfs." + m.FSType)
@@ -724,7 +728,8 @@ func TestAFormatThatDiedIsBegunAnewByItsRecord(t *testing.T) {
 	}
 }
 
-// TestAFormatThatDiedElsewhereIsNotBegunAnew: this node has no record of it, or that of another disk.
+// TestAFormatThatDiedElsewhereIsNotBegunAnew: this node has no record of it, or that of another
+// disk.
 func TestAFormatThatDiedElsewhereIsNotBegunAnew(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.attachDisk("disk", "ext4", diskSize)
@@ -767,8 +772,8 @@ func TestARecordDestroysNothingThatWasUsedSince(t *testing.T) {
 	}
 }
 
-// TestARecordDestroysNothingThatADeadNodeUsed: the other node dies after it has mounted the disk, or
-// after it has synced a file.
+// TestARecordDestroysNothingThatADeadNodeUsed: the other node dies after it has mounted the disk,
+// or after it has synced a file.
 func TestARecordDestroysNothingThatADeadNodeUsed(t *testing.T) {
 	for _, synced := range []bool{false, true} {
 		for _, fsType := range FSTypes() {
@@ -817,8 +822,9 @@ func writeSynced(t *testing.T, path, data string) {
 	}
 }
 
-// TestARecordDestroysNothingThatSomebodyElseMade: an ext4 can have files before it was ever mounted.
-func TestARecordDestroysNothingThatSomebodyElseMade(t *testing.T) {
+// TestARecordDestroysNoDataOfAnotherProgram: an ext4 can have files before it was ever
+// mounted.
+func TestARecordDestroysNoDataOfAnotherProgram(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.attachDisk("disk", "ext4", diskSize)
 	b.dieIn(m, dying["before it begins"].script)
@@ -832,8 +838,8 @@ func TestARecordDestroysNothingThatSomebodyElseMade(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
-// TestARecordDestroysNothingThatIsNoFormat: the disk was used since without a filesystem, has a format
-// that blkid alone knows, or is smaller than the disk of the record.
+// TestARecordDestroysNothingThatIsNoFormat: the disk was used since without a filesystem, has a
+// format that blkid alone knows, or is smaller than the disk of the record.
 func TestARecordDestroysNothingThatIsNoFormat(t *testing.T) {
 	for name, use := range map[string]func(b *bench, m Mount){
 		"a pod wrote to the device": func(b *bench, m Mount) {

@@ -77,7 +77,7 @@ func (d device) ReadAt(p []byte, offset int64) (int, error) {
 	return len(p), nil
 }
 
-func TestWhatCannotBeReadIsNotBlank(t *testing.T) {
+func TestAnUnreadableDeviceIsNotBlank(t *testing.T) {
 	const none = -1
 	for _, size := range []int64{1 << 20, 1<<20 + 512, 3 << 19, 2 << 20, 100 << 20, 1 << 30, 300 << 30, 5 << 40} {
 		if c, err := examine(device{size: size, broken: none}, size); err != nil || !c.blank {
@@ -103,8 +103,8 @@ func TestWhatCannotBeReadIsNotBlank(t *testing.T) {
 	}
 }
 
-// TestEverySignatureLiesWhereIsRead: a signature elsewhere would never prevent a format.
-func TestEverySignatureLiesWhereIsRead(t *testing.T) {
+// TestEverySignatureIsInARangeThatIsRead: a signature elsewhere would never prevent a format.
+func TestEverySignatureIsInARangeThatIsRead(t *testing.T) {
 	const size = 100 << 30
 	for _, s := range append(signatures, raidAt(size)...) {
 		at := s.offset

@@ -19,7 +19,7 @@ import (
 // goingDown is XFS_IOC_GOINGDOWN of fs/xfs/libxfs/xfs_fs.h of Linux, without a write of the log.
 const goingDown, withoutLog = 0x8004587d, 2
 
-func TestFailuresOfFilesystemsAreTold(t *testing.T) {
+func TestFailuresOfFilesystemsAreReported(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fsType string
 		fail   func(t *testing.T, device, path string)
@@ -59,7 +59,7 @@ func TestFailuresOfFilesystemsAreTold(t *testing.T) {
 			if all, err := b.Failing(); err != nil || len(all) > 0 {
 				t.Errorf("Failing of what is not mounted = %v, %v", all, err)
 			}
-			b.mount(m, b.path("staging")) // which mends it
+			b.mount(m, b.path("staging")) // which repairs it
 			if all, err := b.Failing(); err != nil || len(all) > 0 {
 				t.Errorf("Failing of what was mended = %v, %v", all, err)
 			}
@@ -85,8 +85,8 @@ func shutDown(t *testing.T, path string) {
 	}
 }
 
-// shutDownExt4 skips the test where the kernel does not show that an ext4 is shut down: before Linux
-// 6.15 only an open of a file would, and files are tenants'.
+// shutDownExt4 skips the test where the kernel does not show that an ext4 is shut down: before
+// Linux 6.15 only an open of a file would, and files are tenants'.
 func shutDownExt4(t *testing.T, device, path string) {
 	t.Helper()
 	shutDown(t, path)
@@ -142,8 +142,8 @@ func TestADeadDiskShows(t *testing.T) {
 	}
 }
 
-// TestATenantDoesNotHoldUpFailing, who has a FIFO mounted as a part of a volume, or holds the lock of
-// the volume's directory.
+// TestATenantDoesNotHoldUpFailing, who has a FIFO mounted as a part of a volume, or holds the lock
+// of the volume's directory.
 func TestATenantDoesNotHoldUpFailing(t *testing.T) {
 	for _, fsType := range FSTypes() {
 		t.Run(fsType, func(t *testing.T) {

@@ -89,13 +89,14 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 		}
 	}
 	m = effective(m)
-	if m.isNode() && m.Kind != Device {
+	if m.isDevice() && m.Kind != Device {
 		return f.mountDisk(m, at, path)
 	}
 	return f.put(m, at, path)
 }
 
-// normalize gives a Share the form of its source in which the Fake compares sources. Errors: ErrPath.
+// normalize gives a Share the form of its source in which the Fake compares sources. Errors:
+// ErrPath.
 func normalize(m *Mount) error {
 	if m.Kind != Share {
 		return nil
@@ -225,7 +226,7 @@ func (f *Fake) checkDevice(m Mount, size int64) error {
 	if size < m.Size {
 		return tooSmall(m, size)
 	}
-	if m.isNode() {
+	if m.isDevice() {
 		return nil
 	}
 	if err := CheckFormat(m.FSType, m.Format); err != nil {
@@ -310,7 +311,7 @@ func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int
 // Freeze blocks the other calls of the Fake. Freeze does not stop writes to files, which are not
 // the Fake's.
 func (f *Fake) Freeze(ctx context.Context, _ string, images []string, limit time.Duration,
-	cut func(ctx context.Context) error) error {
+	copyData func(ctx context.Context) error) error {
 	for _, image := range images {
 		info, err := os.Lstat(image)
 		if err != nil {
@@ -331,7 +332,7 @@ func (f *Fake) Freeze(ctx context.Context, _ string, images []string, limit time
 	end := time.Now().Add(limit)
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	err = cut(ctx)
+	err = copyData(ctx)
 	if time.Now().After(end) && slices.ContainsFunc(images, f.isImage) {
 		err = errors.Join(err, fmt.Errorf("%w: it took longer than %s", ErrThawed, limit))
 	}
@@ -545,7 +546,7 @@ func (f *Fake) Usage(_ context.Context, path string) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	if m, ok := f.at(path); ok && m.isNode() {
+	if m, ok := f.at(path); ok && m.isDevice() {
 		info, err := os.Stat(m.Source)
 		if err != nil {
 			return Usage{}, err
@@ -607,7 +608,7 @@ func (f *Fake) noLinks(source string) error {
 
 // effective returns m with the options that count in the end, so that two mounts can be compared.
 func effective(m Mount) Mount {
-	if m.isNode() {
+	if m.isDevice() {
 		return m
 	}
 	on := map[string]bool{"nosuid": true}

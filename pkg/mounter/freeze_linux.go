@@ -43,7 +43,7 @@ const (
 )
 
 func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limit time.Duration,
-	cut func(ctx context.Context) error) error {
+	copyData func(ctx context.Context) error) error {
 	files, err := imagesAt(images)
 	if err != nil {
 		return err
@@ -79,9 +79,9 @@ func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limi
 	if len(f.mounts) == 0 {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
-		return cut(ctx)
+		return copyData(ctx)
 	}
-	return f.run(ctx, cut)
+	return f.run(ctx, copyData)
 }
 
 // writeOut writes out the filesystem of an image, if possible, without the image's lock. The freeze
@@ -266,8 +266,8 @@ func (l *linux) flush(ctx context.Context, n int, d disk, known bool) error {
 	return l.help(ctx, syncLimit, syncTask, nil, d, dev)
 }
 
-// run freezes the filesystems, calls cut and thaws.
-func (f *freeze) run(ctx context.Context, cut func(ctx context.Context) error) error {
+// run freezes the filesystems, calls copyData and thaws.
+func (f *freeze) run(ctx context.Context, copyData func(ctx context.Context) error) error {
 	if err := f.prepare(ctx); err != nil {
 		return err
 	}
@@ -276,7 +276,7 @@ func (f *freeze) run(ctx context.Context, cut func(ctx context.Context) error) e
 	if err := f.begin(ctx, end); err != nil {
 		return err
 	}
-	return f.window(ctx, end, cut)
+	return f.window(ctx, end, copyData)
 }
 
 // prepare starts the helper, has it write the filesystems out, and writes the record.
@@ -348,8 +348,9 @@ func (f *freeze) allHang(why string) {
 	}
 }
 
-// window calls cut while the filesystems are frozen, and then has them thawed, also if cut panics.
-func (f *freeze) window(ctx context.Context, end time.Time, cut func(ctx context.Context) error) (err error) {
+// window calls copyData while the filesystems are frozen, and then has them thawed, also if
+// copyData panics.
+func (f *freeze) window(ctx context.Context, end time.Time, copyData func(ctx context.Context) error) (err error) {
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
 	defer func() {
@@ -359,7 +360,7 @@ func (f *freeze) window(ctx context.Context, end time.Time, cut func(ctx context
 		crashpoint.Reached("freeze:thawed")
 	}()
 	crashpoint.Reached("freeze:frozen")
-	err = cut(ctx)
+	err = copyData(ctx)
 	crashpoint.Reached("freeze:cut")
 	return err
 }

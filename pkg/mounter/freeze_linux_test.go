@@ -308,7 +308,7 @@ func TestAFreezeDoesNotOutlastItsLimit(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
-func TestAFreezeThatAStrangerEndsIsSaid(t *testing.T) {
+func TestAFreezeThatAnotherProcessEndsIsReported(t *testing.T) {
 	b := newFreezeBench(t)
 	m, other := b.image("image", "ext4"), b.image("other", "ext4")
 	b.mount(m, b.path("staging"))
@@ -335,7 +335,7 @@ func TestAFreezeThatAStrangerEndsIsSaid(t *testing.T) {
 	b.unmount(b.path("staging"), b.path("other"))
 }
 
-func TestWhatAStrangerHasFrozenStaysSo(t *testing.T) {
+func TestAFilesystemFrozenByAnotherProcessStaysFrozen(t *testing.T) {
 	b := newFreezeBench(t)
 	paths := map[string]string{} // of mounts, by image
 	for _, name := range []string{"one", "two"} {
@@ -358,7 +358,7 @@ func TestWhatAStrangerHasFrozenStaysSo(t *testing.T) {
 	}
 	defer fsIoctl(f, thawFS)
 	err = b.Freeze(context.Background(), "", []string{first, second}, eternity, func(context.Context) error {
-		t.Error("cut was called")
+		t.Error("copyData was called")
 		return nil
 	})
 	if !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), second) {
@@ -426,7 +426,7 @@ func TestAnImageThatIsMountedByHandIsFrozen(t *testing.T) {
 	}
 }
 
-func TestWhatWasWrittenToADeviceIsInItsImageAtTheCut(t *testing.T) {
+func TestWritesToADeviceAreInItsImageAtThePointInTime(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "")
 	m.Buffered = true
@@ -495,7 +495,7 @@ func TestAnImageThatIsUsedWhereItIsNotSeenIsNotCut(t *testing.T) {
 	m := b.image("image", "ext4")
 	end := b.elsewhere(m)
 	err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, func(context.Context) error {
-		t.Error("cut was called")
+		t.Error("copyData was called")
 		return nil
 	})
 	if !errors.Is(err, ErrBusy) {
@@ -611,7 +611,7 @@ func TestTheDriverThawsWhenTheHelperDies(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
-func TestWhatCannotBeThawedStaysFrozen(t *testing.T) {
+func TestAFilesystemThatCannotBeThawedIsReportedAsFrozen(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "ext4")
 	b.mount(m, b.path("staging"))
@@ -653,7 +653,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			const limit = 200 * time.Millisecond
 			err := b.Freeze(context.Background(), "", []string{m.Source, other.Source}, limit,
 				func(context.Context) error {
-					t.Error("cut was called")
+					t.Error("copyData was called")
 					return nil
 				})
 			if !errors.Is(err, ErrThawed) || !strings.Contains(err.Error(), m.Source) {
@@ -741,7 +741,7 @@ func TestNoTenantGrowsInAllHelpers(t *testing.T) {
 	m := b.image("image", "ext4")
 	b.mount(m, b.path("staging"))
 	for i := range tenantGrow {
-		leave, err := l.growths.Acquire(t.Context(), fair.Claim{Kind: "grow", Tenant: "a", Volume: fmt.Sprint(i)})
+		leave, err := l.growths.Acquire(t.Context(), fair.Request{Kind: "grow", Tenant: "a", Volume: fmt.Sprint(i)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -797,8 +797,8 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	b.unmount(b.path("staging"), b.path("other"))
 }
 
-// TestAListingThatDoesNotEnd: on btrfs a process that lists a directory can keep others from opening
-// it. The calls for its image are given up, those for others are not delayed.
+// TestAListingThatDoesNotEnd: on btrfs a process that lists a directory can keep others from
+// opening it. The calls for its image are given up, those for others are not delayed.
 func TestAListingThatDoesNotEnd(t *testing.T) {
 	for _, fsType := range FSTypes() {
 		t.Run(fsType, func(t *testing.T) {
@@ -1052,8 +1052,8 @@ func TestTheNextMounterThawsWhenTheHelperDiedToo(t *testing.T) {
 	}
 }
 
-// TestADriverThatIsTheFirstProcessOfItsContainer: the kernel ends the helper with it, perhaps before
-// the helper has thawed.
+// TestADriverThatIsTheFirstProcessOfItsContainer: the kernel ends the helper with it, perhaps
+// before the helper has thawed.
 func TestADriverThatIsTheFirstProcessOfItsContainer(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "ext4")

@@ -23,7 +23,7 @@ func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
 	if m.Kind != Image && m.Kind != Disk {
 		return nil
 	}
-	release, err := l.holdAt(ctx, path)
+	release, err := l.lockImageAt(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (l *linux) growFilesystem(ctx context.Context, p pathHandle, m Mount, n int
 	if err != nil {
 		return err
 	}
-	leave, err := l.growths.Acquire(ctx, fair.Claim{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
+	leave, err := l.growths.Acquire(ctx, fair.Request{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error
 		return err
 	}
 	defer dev.Close()
-	if err := l.seeGrowth(ctx, m, src, dev); err != nil || m.isNode() {
+	if err := l.seeGrowth(ctx, m, src, dev); err != nil || m.isDevice() {
 		return err
 	}
 	p, err := l.open(path)
@@ -120,7 +120,7 @@ func fsTypeOf(fd int) (string, error) {
 
 // resize grows the filesystem that is mounted at dir to the size of its device.
 func (l *linux) resize(ctx context.Context, m Mount, d disk, dir *os.File) error {
-	leave, err := l.growths.Acquire(ctx, fair.Claim{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
+	leave, err := l.growths.Acquire(ctx, fair.Request{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
 		return err
 	}

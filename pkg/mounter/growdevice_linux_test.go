@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestAScsiDiskIsAskedForItsSize: a file plays that of sysfs, or a pipe without a reader.
-func TestAScsiDiskIsAskedForItsSize(t *testing.T) {
+// TestASCSIDiskIsRescanned: a file plays that of sysfs, or a pipe without a reader.
+func TestASCSIDiskIsRescanned(t *testing.T) {
 	l, sys, device := &linux{}, t.TempDir(), fileID{major: 8, minor: 16}
 	if err := l.rescan(context.Background(), sys, device); err != nil {
 		t.Errorf("a disk without the file: %v", err)

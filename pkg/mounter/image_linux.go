@@ -30,7 +30,7 @@ func (l *linux) mountImage(ctx context.Context, m Mount, src source, p pathHandl
 	defer file.Close()
 	o := attr.fresh(m.FSType, m.Options)
 	t, done, err := p.prepare(unix.S_IFDIR, func(at state, root int) (bool, error) {
-		same, err := l.loops.holds(at, src.backing())
+		same, err := l.loops.backs(at, src.backing())
 		return same, errors.Join(err, verifyFlags(root, o.shown))
 	})
 	if done || err != nil {
@@ -95,7 +95,7 @@ func mountDetached(device, fsType string, flags ...string) (*os.File, error) {
 
 // checkExt4 repairs the filesystem on a device, and grows the filesystem to the size of the device.
 func (l *linux) checkExt4(ctx context.Context, m Mount, d disk) error {
-	leave, err := l.checks.Acquire(ctx, fair.Claim{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
+	leave, err := l.checks.Acquire(ctx, fair.Request{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
 		return err
 	}
@@ -191,7 +191,7 @@ func (l *linux) mountNode(ctx context.Context, file *os.File, m Mount, b backing
 	if err := l.unmountStale(ctx, d); err != nil {
 		return err
 	}
-	t, done, err := d.prepare(unix.S_IFREG, func(at state, _ int) (bool, error) { return l.loops.holds(at, b) })
+	t, done, err := d.prepare(unix.S_IFREG, func(at state, _ int) (bool, error) { return l.loops.backs(at, b) })
 	if done && err == nil {
 		return l.keepAttached(file, m) // an earlier driver may have died before it cleared autoclear
 	}
@@ -220,7 +220,7 @@ func (l *linux) attachNode(file *os.File, m Mount, t target) error {
 	if err != nil {
 		return &fs.PathError{Op: "statx", Path: dev.Name(), Err: err}
 	}
-	r := nodeRecipe(int(dev.Fd()), at.device)
+	r := deviceNodeRecipe(int(dev.Fd()), at.device)
 	r.record = func(root int) error {
 		crashpoint.Reached("disk:mounted")
 		if err := setAutoclear(dev, false); err != nil { // a mounted node does not keep its device attached
@@ -339,7 +339,7 @@ func (l *linux) isOwn(d pathHandle, at state) (n int, own bool, err error) {
 	if err != nil {
 		return n, false, err
 	}
-	own, err = l.loops.holds(at, b)
+	own, err = l.loops.backs(at, b)
 	if isDead(err) { // it is safer to leave a device attached than to detach the device of another image
 		return n, false, nil
 	}
@@ -398,7 +398,7 @@ func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p pathHand
 	}
 	defer t.close()
 	if err = l.setReadOnly(ctx, dev, m, p); err == nil {
-		r := nodeRecipe(src.fd, src.device)
+		r := deviceNodeRecipe(src.fd, src.device)
 		r.record = func(int) error { return errors.Join(mark(t.fd), l.remember(p.path, src)) }
 		err = l.attach(t, r)
 	}

@@ -698,8 +698,8 @@ func TestMountRepairsAnIncompleteDisk(t *testing.T) {
 	}
 }
 
-// TestStaleNodeIsNoUseOfAnotherDisk: a driver died in the middle of an unmount, its device is gone, and
-// the number of the device became that of another image.
+// TestStaleNodeIsNoUseOfAnotherDisk: a driver died in the middle of an unmount, its device is gone,
+// and the number of the device became that of another image.
 func TestStaleNodeIsNoUseOfAnotherDisk(t *testing.T) {
 	b := newLoopBench(t)
 	m, other := b.image("image", ""), b.image("other", "")

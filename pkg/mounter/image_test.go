@@ -106,7 +106,7 @@ func testImageContract(
 		t.Run(name, func(t *testing.T) { test(t, newBench(t)) })
 	}
 
-	run("a freeze calls cut once and returns its error", func(t *testing.T, b *bench) {
+	run("a freeze calls copyData once and returns its error", func(t *testing.T, b *bench) {
 		mounted, idle, disk := image(b, "mounted", "ext4"), image(b, "idle", "ext4"), image(b, "disk", "")
 		b.mount(mounted, b.path("mounted"))
 		b.mount(disk, b.path("disk"))
@@ -118,20 +118,20 @@ func testImageContract(
 				calls := 0
 				err := b.Freeze(ctx, "", images, eternity, func(ctx context.Context) error {
 					if _, ok := ctx.Deadline(); !ok {
-						t.Error("cut has no deadline")
+						t.Error("copyData has no deadline")
 					}
 					calls++
 					return want
 				})
 				if !errors.Is(err, want) || calls != 1 {
-					t.Errorf("%v: Freeze = %v, want %v; cut was called %d times", images, err, want, calls)
+					t.Errorf("%v: Freeze = %v, want %v; copyData was called %d times", images, err, want, calls)
 				}
 			}
 		}
 		b.unmount(b.path("mounted"), b.path("disk"))
 	})
 
-	run("a freeze of a path that is no image fails before the cut", func(t *testing.T, b *bench) {
+	run("a freeze of a path that is no image does not call copyData", func(t *testing.T, b *bench) {
 		m, link := image(b, "image", "ext4"), filepath.Join(b.storage, "link")
 		if err := os.Symlink(m.Source, link); err != nil {
 			t.Skipf("no symbolic links here: %v", err)
@@ -140,7 +140,7 @@ func testImageContract(
 			filepath.Join(b.storage, "none"): fs.ErrNotExist, link: ErrFormat, b.storage: ErrFormat,
 		} {
 			err := b.Freeze(ctx, "", []string{m.Source, path}, eternity, func(context.Context) error {
-				t.Error("cut was called")
+				t.Error("copyData was called")
 				return nil
 			})
 			if !errors.Is(err, want) {
@@ -149,19 +149,19 @@ func testImageContract(
 		}
 	})
 
-	run("a cut that takes longer than the limit is no point in time", func(t *testing.T, b *bench) {
+	run("a copy that takes longer than the limit is no point in time", func(t *testing.T, b *bench) {
 		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
 		b.mount(m, b.path("mounted"))
 		onDemand := errors.New("on demand")
 		for _, want := range []error{nil, onDemand} {
-			cut := func(ctx context.Context) error {
+			copyData := func(ctx context.Context) error {
 				<-ctx.Done()
 				return want
 			}
-			if err := b.Freeze(ctx, "", []string{m.Source}, time.Millisecond, cut); !errors.Is(err, ErrThawed) {
+			if err := b.Freeze(ctx, "", []string{m.Source}, time.Millisecond, copyData); !errors.Is(err, ErrThawed) {
 				t.Errorf("Freeze = %v, want ErrThawed", err)
 			}
-			if err := b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, cut); !errors.Is(err, want) {
+			if err := b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, copyData); !errors.Is(err, want) {
 				t.Errorf("Freeze of an unused image = %v, want %v", err, want)
 			}
 		}
@@ -209,7 +209,7 @@ func testImageContract(
 		b.unmount(b.path("again"), b.path("mounted"))
 	})
 
-	run("a cut that panics leaves nothing behind", func(t *testing.T, b *bench) {
+	run("a copy that panics leaves nothing behind", func(t *testing.T, b *bench) {
 		m := image(b, "mounted", "ext4")
 		b.mount(m, b.path("mounted"))
 		func() {

@@ -79,8 +79,8 @@ func (k *known) drop(path string) {
 	}
 }
 
-// siblings returns the source of path, and in no order the other paths that show the same source.
-func (k *known) siblings(path string) (others []string, source sourceID) {
+// otherPaths returns the source of path, and in no order the other paths that show the same source.
+func (k *known) otherPaths(path string) (others []string, source sourceID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	source, ok := k.sources[path]

@@ -200,7 +200,7 @@ func (b *bench) recipe(m Mount) (r recipe, release func()) {
 	case Directory:
 		return directoryRecipe(src, attr, attr.flags|unix.ST_RELATIME), src.close
 	case Device:
-		return nodeRecipe(src.fd, src.device), src.close
+		return deviceNodeRecipe(src.fd, src.device), src.close
 	}
 	defer src.close()
 	file, err := src.openImage()
@@ -216,7 +216,7 @@ func (b *bench) recipe(m Mount) (r recipe, release func()) {
 		b.t.Fatal(err)
 	}
 	if m.Kind == Disk {
-		r = nodeRecipe(int(dev.Fd()), at.device)
+		r = deviceNodeRecipe(int(dev.Fd()), at.device)
 	} else {
 		r = filesystemRecipe(dev.Name(), m.FSType, attr.fresh(m.FSType, m.Options))
 	}

@@ -47,7 +47,7 @@ type loops struct {
 	files    map[int]attached // the last known file, by device number
 	shown    map[fileID]int   // by the root of a mounted btrfs, which does not show the device number of its disk
 	standard map[uint64]int   // the default read-ahead of a device in sectors, by the filesystem of its file
-	asks     asks[int, backing]
+	asks     queries[int, backing]
 }
 
 // attached is the last known backing file of a device. The device still has that file if its
@@ -346,9 +346,9 @@ func (l *loops) remember(b backing, n int) {
 	l.byFile[b] = n
 }
 
-// holds reports whether the mount that at describes is a filesystem on the device with the backing
+// backs reports whether the mount that at describes is a filesystem on the device with the backing
 // file b, or the node of that device.
-func (l *loops) holds(at state, b backing) (bool, error) {
+func (l *loops) backs(at state, b backing) (bool, error) {
 	n, ok := l.number(at)
 	if !ok {
 		return false, nil
@@ -385,9 +385,9 @@ func (l *loops) showsOn(id fileID, n int) {
 	l.shown[id] = n
 }
 
-// usersOf returns the users of the backing file that fd, a descriptor with O_PATH, refers to. See
-// users.
-func (l *loops) usersOf(fd int, b backing) ([]string, error) {
+// mountPointsOfFile returns the users of the backing file that fd, a descriptor with O_PATH, refers
+// to. See users.
+func (l *loops) mountPointsOfFile(fd int, b backing) ([]string, error) {
 	paths, err := l.users(b)
 	if !errors.Is(err, ErrNoAnswer) {
 		return paths, err

@@ -80,7 +80,7 @@ func stalledDevice(t *testing.T) (b *bench, device string, end func()) {
 		}
 	})
 	await(t, "the device answers nothing", func() bool {
-		var asks asks[int, backing]
+		var asks queries[int, backing]
 		r, _ := asks.ask(n, func() (backing, error) { return fileOfLoop(n) })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
@@ -309,15 +309,15 @@ func TestFileOfNoticesANewBackingFile(t *testing.T) {
 	await(t, "the device is free again", func() bool { _, err := l.fileOf(n); return errors.Is(err, unix.ENXIO) })
 }
 
-func TestOpenAsksAreBounded(t *testing.T) {
-	var a asks[int, int]
+func TestOpenQueriesAreBounded(t *testing.T) {
+	var a queries[int, int]
 	release := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	asked := make(chan int, 2*maxAsks)
+	asked := make(chan int, 2*maxQueries)
 	question := func() (int, error) { asked <- 1; <-release; return 7, nil }
 	var open []*answer[int]
-	for key := range maxAsks {
+	for key := range maxQueries {
 		for range 3 {
 			r, err := a.ask(key, question)
 			if err != nil {
@@ -329,7 +329,7 @@ func TestOpenAsksAreBounded(t *testing.T) {
 			open = append(open, r)
 		}
 	}
-	if _, err := a.ask(maxAsks, question); !errors.Is(err, errNoAnswer) {
+	if _, err := a.ask(maxQueries, question); !errors.Is(err, errNoAnswer) {
 		t.Errorf("a question above the limit: %v, want errNoAnswer", err)
 	}
 	close(release)
@@ -338,8 +338,8 @@ func TestOpenAsksAreBounded(t *testing.T) {
 			t.Errorf("wait = %d, %v", value, err)
 		}
 	}
-	if len(asked) != maxAsks {
-		t.Errorf("%d questions were asked for %d keys", len(asked), maxAsks)
+	if len(asked) != maxQueries {
+		t.Errorf("%d questions were asked for %d keys", len(asked), maxQueries)
 	}
-	await(t, "a further question is asked", func() bool { _, err := a.ask(maxAsks, question); return err == nil })
+	await(t, "a further question is asked", func() bool { _, err := a.ask(maxQueries, question); return err == nil })
 }

@@ -60,8 +60,8 @@ type Mount struct {
 	// of an Image or BlockDevice: the namespace of its claim, for fair shares; "" if it is unknown
 	Tenant string
 
-	// Credentials are those of a Share. Mount gives them to the kernel. No other call needs them, and
-	// no record contains them.
+	// Credentials are those of a Share. Mount gives them to the kernel. No other call needs them,
+	// and no record contains them.
 	Credentials Credentials `json:"-"`
 
 	// Serial identifies a BlockDevice: a serial number or another name from the storage that no
@@ -77,8 +77,8 @@ type Mount struct {
 	Sequence uint64
 }
 
-// isNode reports whether m shows a block device and no filesystem.
-func (m Mount) isNode() bool {
+// isDevice reports whether m shows a block device and no filesystem.
+func (m Mount) isDevice() bool {
 	return m.Kind == Disk || m.Kind == Device || (m.Kind == BlockDevice && m.FSType == "")
 }
 
@@ -89,10 +89,10 @@ func tooSmall(m Mount, size int64) error {
 		" see its new size", ErrDevice, m.Source, size, m.Size)
 }
 
-// BindFrom returns the Mount that binds the mount of m at path to a further path.
+// BindFrom returns the bind mount whose source is the mount of m at path.
 func (m Mount) BindFrom(path string) Mount {
 	again := Mount{Kind: Directory, Source: path, ReadOnly: m.ReadOnly}
-	if m.isNode() {
+	if m.isDevice() {
 		again.Kind, again.Source = Device, filepath.Join(path, DeviceName)
 	}
 	for _, o := range m.Options {
@@ -135,8 +135,8 @@ type Helpers struct {
 	Limit int
 }
 
-// Usage is the usage of the filesystem at a path, as in statfs(2). If the filesystem has a limit for
-// the directory (a project quota), the numbers are those of the limit.
+// Usage is the usage of the filesystem at a path, as in statfs(2). If the filesystem has a limit
+// for the directory (a project quota), the numbers are those of the limit.
 type Usage struct {
 	TotalBytes, UsedBytes, AvailableBytes    int64
 	TotalInodes, UsedInodes, AvailableInodes int64 // all 0 for a filesystem without a fixed number of inodes
@@ -146,15 +146,15 @@ type Usage struct {
 var (
 	// outside the kubelet directory, relative, unclean, or through a link
 	ErrPath     = errors.New("invalid path")
-	ErrConflict = errors.New("something else is there")     // another mount, or the same with other options
+	ErrConflict = errors.New("occupied by another mount")   // or by the same mount with other options
 	ErrBusy     = errors.New("in use")                      // files below the path are open
 	ErrNotEmpty = errors.New("not an empty directory")      // a mount would hide files
 	ErrOption   = errors.New("mount option not allowed")    // not on the list of this kind
-	ErrReadOnly = errors.New("it is read-only")             // asked for writing
+	ErrReadOnly = errors.New("read-only")                   // and m is writable
 	ErrFormat   = errors.New("not the filesystem expected") // on an image; it is never formatted again
 	ErrThawed   = errors.New("no longer one point in time") // the data was copied while a freeze did not last
-	ErrFrozen   = errors.New("still frozen")                // processes that write hang until the thaw
-	ErrNoAnswer = errors.New("a device does not answer")    // and could be the device in question
+	ErrFrozen   = errors.New("still frozen")                // writes hang until the thaw
+	ErrNoAnswer = errors.New("a device does not answer")    // and it is not known whether it has the file
 	ErrStalled  = errors.New("not answering")               // a system call on it hangs, in a process that was given up
 	// a BlockDevice with other data, too small, or unreadable; it is as it was
 	ErrDevice = errors.New("device cannot be used")
@@ -191,8 +191,8 @@ type Mounter interface {
 	// has opened exclusively, is ErrBusy.
 	//
 	// A Share that is mounted at path already gets the Credentials of m: the kernel uses them when
-	// it next logs in to the server. If the kernel cannot change them (Linux before 6.9), the error is
-	// ErrCredentials and the mount stays as it was. Errors of a Share: ErrServer, ErrAccess,
+	// it next logs in to the server. If the kernel cannot change them (Linux before 6.9), the error
+	// is ErrCredentials and the mount stays as it was. Errors of a Share: ErrServer, ErrAccess,
 	// ErrNotFound, and those of ctx if the server does not answer until then.
 	//
 	// A read-only Mount of a BlockDevice never writes to the device. If its filesystem has a log to
@@ -217,9 +217,9 @@ type Mounter interface {
 	// Occupied reports whether a mount that is not dead is at path.
 	Occupied(ctx context.Context, path string) (bool, error)
 
-	// OtherTargets returns the other paths, sorted, that were mounted below the directory from the
-	// same source as path. Its cost does not grow with the number of mounts. Errors: ErrBusy if a
-	// path cannot be examined.
+	// OtherTargets returns the other paths, sorted, that were mounted below the kubelet directory
+	// from the same source as path. Its cost does not grow with the number of mounts. Errors:
+	// ErrBusy if a path cannot be examined.
 	OtherTargets(ctx context.Context, path string) ([]string, error)
 
 	// Grow makes the filesystem or device of m, mounted at path, as large as its image or
@@ -230,7 +230,8 @@ type Mounter interface {
 	// ErrDevice for a BlockDevice that is smaller than m.Size, or has another Sequence.
 	Grow(ctx context.Context, m Mount, path string) error
 
-	// Usage returns the usage of the filesystem at path. For a block device it returns the size only.
+	// Usage returns the usage of the filesystem at path. For a block device it returns the size
+	// only.
 	Usage(ctx context.Context, path string) (Usage, error)
 }
 
@@ -251,18 +252,18 @@ type Images interface {
 	// kernel that mounts two such copies.
 	NewUUID(ctx context.Context, image *os.File, fsType string, sector int) error
 
-	// Freeze calls cut while the filesystems in these images, as far as they are mounted here, are
-	// frozen: they are not written. The images are absolute paths of files. Meanwhile no other call
-	// of this Host mounts, unmounts or changes the images: such calls wait, so cut must make none.
-	// Raw block devices (Disk, Device) cannot be frozen. Freeze flushes them to the image; writes
-	// continue.
+	// Freeze calls copyData while the filesystems in these images, as far as they are mounted here,
+	// are frozen: they are not written. The images are absolute paths of files. Meanwhile no other
+	// call of this Host mounts, unmounts or changes the images: such calls wait, so copyData must
+	// make none. Raw block devices (Disk, Device) cannot be frozen. Freeze flushes them to the
+	// image; writes continue.
 	//
-	// Freeze calls cut once, or not at all after an earlier error. The context of cut ends when
-	// limit has passed since the start of the freeze. Processes that write wait meanwhile and
-	// cannot be killed, so cut must be short and must not touch a frozen filesystem. Freeze returns
-	// the error of cut unchanged, or joined with ErrThawed. A helper process makes the freeze. When
-	// Freeze returns, or panics with cut, it has thawed everything; when the driver dies, the
-	// helper thaws at once; when both die, the next New thaws.
+	// Freeze calls copyData once, or not at all after an earlier error. The context of copyData
+	// ends when limit has passed since the start of the freeze. Processes that write wait meanwhile
+	// and cannot be killed, so copyData must be short and must not touch a frozen filesystem.
+	// Freeze returns the error of copyData unchanged, or joined with ErrThawed. A helper process
+	// makes the freeze. When Freeze returns, or panics with copyData, it has thawed everything;
+	// when the driver dies, the helper thaws at once; when both die, the next New thaws.
 	//
 	// A write that has begun and does not end prevents a freeze. Freeze gives up at limit, and the
 	// image is stalled until the write ends: Failing reports the image, and a further Freeze fails
@@ -270,12 +271,12 @@ type Images interface {
 	// each occupies a helper process. tenant is as Mount.Tenant.
 	//
 	// Errors: ErrThawed if the freeze took or lasted longer than limit, or another process ended
-	// it, so that the result of cut is useless; ErrStalled; ErrFrozen if a filesystem could not be
-	// thawed, and the helper keeps trying; ErrBusy if another process has frozen a filesystem, or
-	// uses it in a mount namespace that is not visible here; ErrFormat if an image is not a regular
-	// file.
+	// it, so that the result of copyData is useless; ErrStalled; ErrFrozen if a filesystem could
+	// not be thawed, and the helper keeps trying; ErrBusy if another process has frozen a
+	// filesystem, or uses it in a mount namespace that is not visible here; ErrFormat if an image
+	// is not a regular file.
 	Freeze(ctx context.Context, tenant string, images []string, limit time.Duration,
-		cut func(ctx context.Context) error) error
+		copyData func(ctx context.Context) error) error
 
 	// Tune sets Buffered and the read-ahead of the device of m's image, if it has a device now, as
 	// in m. If this machine cannot bypass the page cache, the device stays Buffered. Files that are

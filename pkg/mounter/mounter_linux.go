@@ -31,14 +31,14 @@ type linux struct {
 	state    string // directory of the Host alone, for the records of frozen filesystems
 	known    known
 	loops    loops
-	layers   asks[string, layer]    // of overlays, by path
-	opens    asks[int, struct{}]    // of the roots of filesystems, by mount ID
-	looks    asks[fileID, looked]   // at the content of block devices, by device number
-	rescans  asks[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
-	images   locks[backing]         // held by calls that mount, unmount, change or freeze an image
-	syncs    locks[backing]         // held to unmount an image or flush it before a freeze; taken before images
-	helpers  helper.Pool            // for system calls that a tenant can make stall
-	freezers helper.Pool            // for freezes, so that they never take a helper from a thaw
+	layers   queries[string, layer]    // of overlays, by path
+	opens    queries[int, struct{}]    // opens the root of a filesystem, by mount ID
+	looks    queries[fileID, looked]   // at the content of block devices, by device number
+	rescans  queries[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
+	images   locks[backing]            // held by calls that mount, unmount, change or freeze an image
+	syncs    locks[backing]            // held to unmount an image or flush it before a freeze; taken before images
+	helpers  helper.Pool               // for system calls that a tenant can make stall
+	freezers helper.Pool               // for freezes, so that they never take a helper from a thaw
 	// for system calls on shares, which wait for a server
 	shareHelpers helper.Pool
 	shares       shares
@@ -258,8 +258,8 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 }
 
 // lockSource opens the source of m and takes the lock of its image. The source is the image itself,
-// or is mounted from the image. While lockSource waits for the lock, it holds nothing open: the
-// source may be a mount that another call unmounts.
+// or a mount of the filesystem in the image. While lockSource waits for the lock, it holds nothing
+// open: the source may be a mount that another call unmounts.
 func (l *linux) lockSource(ctx context.Context, m Mount) (src source, release func(), err error) {
 	at, err := l.statSource(m.Source)
 	if err != nil {
@@ -272,7 +272,7 @@ func (l *linux) lockSource(ctx context.Context, m Mount) (src source, release fu
 	case BlockDevice:
 		unlock, err = l.images.lock(ctx, at.deviceKey())
 	default:
-		unlock, err = l.hold(ctx, at, &l.images)
+		unlock, err = l.lockImage(ctx, at, &l.images)
 	}
 	if err != nil {
 		return src, nil, err
@@ -289,9 +289,9 @@ func (l *linux) lockSource(ctx context.Context, m Mount) (src source, release fu
 	return src, func() { src.close(); unlock() }, nil
 }
 
-// holdAt takes the locks of the image that is mounted at path, as a filesystem or as a Disk. It
-// takes no lock if path cannot be inspected: the caller's next step on path reports that error.
-func (l *linux) holdAt(ctx context.Context, path string) (release func(), err error) {
+// lockImageAt takes the locks of the image that is mounted at path, as a filesystem or as a Disk.
+// It takes no lock if path cannot be inspected: the caller's next step on path reports that error.
+func (l *linux) lockImageAt(ctx context.Context, path string) (release func(), err error) {
 	p, err := l.open(path)
 	if err != nil {
 		return func() {}, nil
@@ -304,18 +304,18 @@ func (l *linux) holdAt(ctx context.Context, path string) (release func(), err er
 	if err != nil || !at.mounted {
 		return func() {}, nil
 	}
-	return l.hold(ctx, at, &l.syncs, &l.images)
+	return l.lockImage(ctx, at, &l.syncs, &l.images)
 }
 
-// hold takes the locks of an image: the backing file of the loop device of a mount. hold takes none
-// if the mount has no loop device.
-func (l *linux) hold(ctx context.Context, at state, all ...*locks[backing]) (release func(), err error) {
+// lockImage takes the locks of an image: the backing file of the loop device of a mount. It takes
+// none if the mount has no loop device.
+func (l *linux) lockImage(ctx context.Context, at state, all ...*locks[backing]) (release func(), err error) {
 	n, ok := l.loops.number(at)
 	if !ok {
 		return func() {}, nil
 	}
 	b, err := l.loops.fileOf(n)
-	// The unmount goes on without locks on a dead disk too, so that the pod can end.
+	// On a dead disk the unmount continues without locks, so that the pod can end.
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) || isDead(err) {
 		return func() {}, nil
 	}
@@ -379,7 +379,7 @@ func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attribute
 }
 
 func (l *linux) Unmount(ctx context.Context, path string) error {
-	release, err := l.holdAt(ctx, path)
+	release, err := l.lockImageAt(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -388,7 +388,7 @@ func (l *linux) Unmount(ctx context.Context, path string) error {
 }
 
 func (l *linux) Remove(ctx context.Context, path string) error {
-	release, err := l.holdAt(ctx, path)
+	release, err := l.lockImageAt(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -399,7 +399,7 @@ func (l *linux) Remove(ctx context.Context, path string) error {
 // unmountLayers unmounts layer by layer until path is no mount point. With remove, the removal of
 // path shows that no layer is left. The caller holds the locks of the image that is mounted there.
 func (l *linux) unmountLayers(ctx context.Context, path string, remove bool) error {
-	hold, err := l.holdPath(ctx, path)
+	hold, err := l.lockPath(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -448,7 +448,7 @@ func (l *linux) unmountLayers(ctx context.Context, path string, remove bool) err
 }
 
 // unmountLayer removes the topmost mount at p.
-func (l *linux) unmountLayer(ctx context.Context, p pathHandle, at state, hold *pathHold) error {
+func (l *linux) unmountLayer(ctx context.Context, p pathHandle, at state, hold *pathLock) error {
 	share, err := l.shareAt(at)
 	if err != nil {
 		return err
@@ -556,7 +556,7 @@ func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", path, err)
 	}
-	if m.Kind == BlockDevice && m.isNode() {
+	if m.Kind == BlockDevice && m.isDevice() {
 		return l.rawMounted(path, src.device)
 	}
 	return l.shows(path, func(at state) (bool, error) {
@@ -564,7 +564,7 @@ func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 		case BlockDevice:
 			return onDevice(at, src.device)
 		case Image, Disk:
-			return l.loops.holds(at, src.backing())
+			return l.loops.backs(at, src.backing())
 		case Device:
 			return at.mode&unix.S_IFMT == unix.S_IFBLK && at.device == src.device, nil
 		}
@@ -577,7 +577,7 @@ func (l *linux) Occupied(_ context.Context, path string) (bool, error) {
 }
 
 func (l *linux) OtherTargets(_ context.Context, path string) ([]string, error) {
-	others, source := l.known.siblings(path)
+	others, source := l.known.otherPaths(path)
 	if len(others) == 0 {
 		return nil, nil
 	}

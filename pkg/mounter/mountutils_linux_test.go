@@ -247,12 +247,12 @@ func TestMountUtilsMountsAreInterchangeable(t *testing.T) {
 	if got, err := b.MountPointsOf(v.Source); err != nil || !slices.Equal(got, []string{target, other, third}) {
 		t.Errorf("MountPointsOf = %q, %v, want three paths", got, err)
 	}
-	b.siblings(third, other)
+	b.otherPaths(third, other)
 	if err := utils.Unmount(other); err != nil {
 		t.Fatal(err)
 	}
 	b.expect(mountedAt(target, 1), emptyAt(other), mountedAt(third, 1))
-	b.siblings(third)
+	b.otherPaths(third)
 	if err := b.Unmount(t.Context(), target); err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func TestMountUtilsMountsAreInterchangeable(t *testing.T) {
 }
 
 // siblings compares the result of OtherTargets for path with the wanted paths.
-func (b *bench) siblings(path string, want ...string) {
+func (b *bench) otherPaths(path string, want ...string) {
 	b.t.Helper()
 	if got, err := b.OtherTargets(context.Background(), path); err != nil || !slices.Equal(got, want) {
 		b.t.Errorf("OtherTargets(%q) = %q, %v, want %q", path, got, err, want)

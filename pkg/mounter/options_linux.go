@@ -40,7 +40,7 @@ func attributes(m Mount) (attributeSet, error) {
 	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return attributeSet{}, err
 	}
-	if m.isNode() {
+	if m.isDevice() {
 		return attributeSet{}, nil // with nodev, no program could open the node
 	}
 	a := attributeSet{

@@ -217,9 +217,9 @@ func (t target) failed(m Mount, err error) error {
 
 // prepare makes p ready for a mount on a file or a directory; mode is the type. If p is a mount
 // point already, done is true, and prepare returns ErrConflict unless the mount is the wanted
-// mount. The function is compares the mount at p, by its state and its root, with the wanted mount.
+// mount. matches compares the mount at p, by its state and its root, with the wanted mount.
 func (p pathHandle) prepare(
-	mode uint16, is func(at state, root int) (same bool, differs error),
+	mode uint16, matches func(at state, root int) (same bool, differs error),
 ) (t target, done bool, err error) {
 	at, err := p.stat()
 	if at.broken || at.deleted {
@@ -238,7 +238,7 @@ func (p pathHandle) prepare(
 	case err != nil:
 		return t, false, err
 	case at.mounted:
-		return t, true, p.compare(is)
+		return t, true, p.compare(matches)
 	}
 	t, err = p.target(mode, made)
 	if err != nil && made { // another process replaced the new target, or the kernel is out of resources
@@ -247,8 +247,8 @@ func (p pathHandle) prepare(
 	return t, false, err
 }
 
-// compare returns ErrConflict unless the function is accepts the mount at p.
-func (p pathHandle) compare(is func(at state, root int) (same bool, differs error)) error {
+// compare returns ErrConflict unless matches accepts the mount at p.
+func (p pathHandle) compare(matches func(at state, root int) (same bool, differs error)) error {
 	root, err := p.openPath()
 	if err != nil {
 		return err
@@ -260,7 +260,7 @@ func (p pathHandle) compare(is func(at state, root int) (same bool, differs erro
 	}
 	same, differs := false, error(nil)
 	if at.mounted {
-		same, differs = is(at, root)
+		same, differs = matches(at, root)
 	}
 	switch {
 	case !same:

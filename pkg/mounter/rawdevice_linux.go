@@ -56,7 +56,7 @@ func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d pathHandl
 		err = d.writeBacking(rawIdentity(src.device), readOnly)
 	}
 	if err == nil {
-		r := nodeRecipe(src.fd, src.device)
+		r := deviceNodeRecipe(src.fd, src.device)
 		r.record = func(root int) error { return errors.Join(mark(t.fd), l.rememberAs(t.path, root)) }
 		if err = l.attach(t, r); err != nil && t.made {
 			err = errors.Join(err, d.removeBacking())
@@ -105,7 +105,7 @@ func (l *linux) checkUnused(m Mount, src source) error {
 	dev, err := claim(src.device)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s",
-			ErrBusy, m.Source, usersOf(src.device))
+			ErrBusy, m.Source, mountPointsOfFile(src.device))
 	}
 	if err != nil {
 		return err

@@ -33,7 +33,7 @@ func FindDevice(ctx context.Context, serial string) (path string, sequence uint6
 
 // identities are the reads of FindDevice that have not returned yet. They outlive the call, so that
 // a stalled device occupies only one thread, however often FindDevice is called.
-var identities asks[string, identity]
+var identities queries[string, identity]
 
 const (
 	// firstWait is the time that FindDevice waits for a device before it also asks the next device.
@@ -55,7 +55,7 @@ type identity struct {
 // finder looks for a device by its serial number.
 type finder struct {
 	sys, dev string // /sys/block and /dev, or those of a test
-	asks     *asks[string, identity]
+	asks     *queries[string, identity]
 }
 
 // find implements [FindDevice].

@@ -47,7 +47,7 @@ func TestFindDeviceBySerialNumber(t *testing.T) {
 	node("vde", 99)
 	write(t, filepath.Join(sys, "vda", "diskseq"), "7\n")
 	sequences := map[string]uint64{"vda": 7}
-	look := finder{sys, dev, &asks[string, identity]{}}
+	look := finder{sys, dev, &queries[string, identity]{}}
 	for serial, want := range map[string]string{"one": "vda", "two": "nvme0n1", "three": "sda", "slash": "cciss/c0d0"} {
 		got, sequence, err := look.find(context.Background(), serial)
 		if err != nil || got != filepath.Join(dev, want) || sequence != sequences[want] {
@@ -82,7 +82,7 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	look := finder{sys, dev, &asks[string, identity]{}}
+	look := finder{sys, dev, &queries[string, identity]{}}
 	defer func() { // let the stalled read return
 		if f, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
 			await(t, "no question is open", func() bool {

@@ -128,8 +128,8 @@ func parseServer(text string) (server string, port int, err error) {
 const maxHostname = 253
 
 // CheckShareName returns an error for a name that no file or directory on a share may have: empty,
-// "." or "..", with a character that Windows forbids, with a space or dot at its end, or of more than
-// 255 bytes. Source: Microsoft, "Naming Files, Paths, and Namespaces".
+// "." or "..", with a character that Windows forbids, with a space or dot at its end, or of more
+// than 255 bytes. Source: Microsoft, "Naming Files, Paths, and Namespaces".
 func CheckShareName(name string) error {
 	switch {
 	case name == "", name == ".", name == "..":

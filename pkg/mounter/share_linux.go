@@ -170,23 +170,23 @@ var staleTask = helper.Task{Name: "stale", Run: func(j *helper.Job) (any, error)
 	return nil, unix.Statx(int(j.Files[0].Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_TYPE, &st)
 }}
 
-// pathHold is the lock of a path. It is held until the last helper of the call has ended.
-type pathHold struct {
+// pathLock is the lock of a path. It is held until the last helper of the call has ended.
+type pathLock struct {
 	release func()
 	helpers []<-chan struct{} // each is closed when its helper has ended
 }
 
-// holdPath takes the lock of a path: until a helper has ended, another mount could be made by it.
-func (l *linux) holdPath(ctx context.Context, path string) (*pathHold, error) {
+// lockPath takes the lock of a path: until a helper has ended, another mount could be made by it.
+func (l *linux) lockPath(ctx context.Context, path string) (*pathLock, error) {
 	release, err := l.paths.lock(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	return &pathHold{release: release}, nil
+	return &pathLock{release: release}, nil
 }
 
 // free releases the lock when all helpers have ended. It does not wait for them.
-func (h *pathHold) free() {
+func (h *pathLock) free() {
 	if len(h.helpers) == 0 {
 		h.release()
 		return
@@ -199,9 +199,10 @@ func (h *pathHold) free() {
 	}()
 }
 
-// onShare runs a task on a share in a helper, until the context ends or limit has passed. files stay
-// the caller's. A helper that has not ended some time after SIGKILL is ErrStalled, and keeps hold.
-func (l *linux) onShare(ctx context.Context, limit time.Duration, hold *pathHold, task helper.Task, r shareRequest,
+// onShare runs a task on a share in a helper, until the context ends or limit has passed. files
+// stay the caller's. A helper that has not ended some time after SIGKILL is ErrStalled, and keeps
+// hold.
+func (l *linux) onShare(ctx context.Context, limit time.Duration, hold *pathLock, task helper.Task, r shareRequest,
 	result any, files ...*os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -411,7 +412,7 @@ func (l *linux) mountShare(ctx context.Context, m Mount, p pathHandle, attr attr
 	if err != nil {
 		return err
 	}
-	hold, err := l.holdPath(ctx, p.path)
+	hold, err := l.lockPath(ctx, p.path)
 	if err != nil {
 		return err
 	}
@@ -440,7 +441,7 @@ func (l *linux) mountShare(ctx context.Context, m Mount, p pathHandle, attr attr
 }
 
 // mountNewShare mounts a share on t.
-func (l *linux) mountNewShare(ctx context.Context, m Mount, src ShareSource, t target, o fresh, hold *pathHold) error {
+func (l *linux) mountNewShare(ctx context.Context, m Mount, src ShareSource, t target, o fresh, hold *pathLock) error {
 	parameters, err := shareParameters(ctx, m, src)
 	if err != nil {
 		return err
@@ -495,7 +496,7 @@ func (l *linux) confirmShare(m Mount, own ownMount, src ShareSource, t target, o
 
 // renewShare gives the share at p the credentials of m. stale reports that the directory of the
 // share was deleted on the server; the mount is detached then.
-func (l *linux) renewShare(ctx context.Context, m Mount, p pathHandle, hold *pathHold) (stale bool, err error) {
+func (l *linux) renewShare(ctx context.Context, m Mount, p pathHandle, hold *pathLock) (stale bool, err error) {
 	fd, err := p.openPath()
 	if err != nil {
 		return false, err
@@ -614,7 +615,7 @@ func shareError(err error) error {
 
 // unmountShare removes a mount of a share at p. If the server does not answer for some seconds, the
 // mount is detached: the kernel then ends it without the server. Errors: ErrBusy, ErrStalled.
-func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, hold *pathHold) error {
+func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, hold *pathLock) error {
 	parent, err := dup(p.parent, p.path)
 	if err != nil {
 		return err

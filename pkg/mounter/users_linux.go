@@ -24,7 +24,7 @@ func (l *linux) MountPointsOf(source string) ([]string, error) {
 	}
 	defer src.close()
 	if src.kind() == unix.S_IFREG {
-		return l.loops.usersOf(src.fd, src.backing())
+		return l.loops.mountPointsOfFile(src.fd, src.backing())
 	}
 	name, own, err := findFD(src.fd)
 	if err != nil {
@@ -74,7 +74,7 @@ type overlaySearch struct {
 	own     *mountinfo.Info            // the mount through which the directory is reached
 	mounts  map[uint64]*mountinfo.Info // by ID
 	source  []string                   // the directory's paths, as text
-	asks    *asks[string, layer]
+	asks    *queries[string, layer]
 	checked map[string]bool // whether a path leads below the directory; a cache, as overlays share layers
 }
 

@@ -20,7 +20,7 @@ func found(t *testing.T, text string, wrap func(io.Reader) io.Reader) []string {
 	return ids
 }
 
-func TestAnIDIsFoundWhateverStandsAroundIt(t *testing.T) {
+func TestAnIDIsFoundInAnyText(t *testing.T) {
 	volume, group := New(Volume, "n", "v"), New(Group, "n", "g")
 	whole := func(r io.Reader) io.Reader { return r }
 	for name, text := range map[string]string{

@@ -7,7 +7,8 @@ import (
 )
 
 func TestIDsAreStableAcrossReleases(t *testing.T) {
-	// These are in PersistentVolumes for ever: if this test fails, the change is wrong, not the test.
+	// These are in PersistentVolumes for ever: if this test fails, the change is wrong, not the
+	// test.
 	for got, want := range map[string]string{
 		New(Volume, "node-1", "pvc-1"): "a6mbhnpn9nc14l2alua38s6l7par6ikbsr7qqm6rpav0bibfjhvnlgcj7",
 		New(Inline, "node-1", "csi-1"): "i6mbhnpn9nc14l2alt3jubsm5oqq679uqb354r0ran8h806m2m1hmthjq",
@@ -18,7 +19,7 @@ func TestIDsAreStableAcrossReleases(t *testing.T) {
 	}
 }
 
-func TestParseReadsWhatNewMakes(t *testing.T) {
+func TestParseReadsTheIDsOfNew(t *testing.T) {
 	node := strings.Repeat("n", 253)
 	for name, tc := range map[string]struct {
 		name string
@@ -116,7 +117,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func TestAnIDIsFoundUnderWhatItsNodeIsCalled(t *testing.T) {
+func TestAnIDIsFoundByEachNameOfItsNode(t *testing.T) {
 	short := "node-" + NodeDigest("x") // a name like that of a long one
 	for name, node := range map[string]string{"short": "n", "long": strings.Repeat("n", 253),
 		"looks like a long one": short} {

@@ -25,7 +25,8 @@ type somebodysDriver struct {
 	mu                         sync.Mutex
 	volumes, staged, published map[string]string // by name or path, the volume's ID
 	calls                      map[string]int
-	// intercept runs with the n-th call of a method, from 1 on. Its error is the answer; it may or may not handle.
+	// intercept runs with the n-th call of a method, from 1 on. Its error is the answer; it may or
+	// may not handle.
 	intercept func(method string, n int, handle func() error) error
 }
 
@@ -144,7 +145,7 @@ var methods = []string{
 	"CreateVolume", "NodeStageVolume", "NodePublishVolume", "NodeGetVolumeStats", "NodeUnpublishVolume", "NodeUnstageVolume", "DeleteVolume",
 }
 
-func TestNothingIsLeftAtSomebodysDriver(t *testing.T) {
+func TestNothingIsLeftAtADriver(t *testing.T) {
 	busy := status.Error(codes.Aborted, "busy")
 	for what, intercept := range map[string]func(n int, interrupt func(), handle func() error) error{
 		"refused": func(n int, _ func(), handle func() error) error {
@@ -211,7 +212,7 @@ func TestNothingIsLeftWhereTheDriverMayNotMount(t *testing.T) {
 	}
 }
 
-func TestWhatStaysPublishedKeepsItsData(t *testing.T) {
+func TestAPublishedVolumeKeepsItsData(t *testing.T) {
 	d := &somebodysDriver{intercept: func(method string, _ int, handle func() error) error {
 		if method == "NodeUnpublishVolume" {
 			return status.Error(codes.Internal, "no")

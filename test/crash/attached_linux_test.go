@@ -142,7 +142,8 @@ func (a *attachment) kill() {
 	a.group = 0
 }
 
-// onlyZombies reports whether all processes of the group have ended. Another process waits for them.
+// onlyZombies reports whether all processes of the group have ended. Another process waits for
+// them.
 func (a *attachment) onlyZombies() bool {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
@@ -192,8 +193,8 @@ func (a *attachment) unmount() error {
 	}
 }
 
-// cut takes the power away from the node and the storage, and gives it back. If torn, the disk keeps
-// some blocks of those that were written and not synced.
+// cut takes the power away from the node and the storage, and gives it back. If torn, the disk
+// keeps some blocks of those that were written and not synced.
 func (a *attachment) cut(torn bool) {
 	a.Helper()
 	node, storage := a.node.survivors(), a.storage.survivors()
@@ -471,7 +472,8 @@ func TestAGrowthOutlivesDeathsAndPowerCuts(t *testing.T) {
 			f.need(t)
 			all := accidents("grow", growths[f.name])
 			if f.name == "ext4" {
-				// resize2fs on an ext4 that is not mounted is not safe: docs/how-to/attached-disks.md.
+				// resize2fs on an ext4 that is not mounted is not safe:
+				// docs/how-to/attached-disks.md.
 				all = slices.DeleteFunc(all, func(c accident) bool {
 					return !mayGrowExt4(t) &&
 						c.point == "device:grown"

@@ -121,8 +121,8 @@ func newWorld(t *testing.T, bin string) *world {
 	return w
 }
 
-// start starts a driver that dies at the point called crashAt, or lives if that is "". It returns false if the driver
-// died before it was ready.
+// start starts a driver that dies at the point called crashAt, or lives if that is "". It returns
+// false if the driver died before it was ready.
 func (w *world) start(crashAt string) bool {
 	w.Helper()
 	log, err := os.OpenFile(filepath.Join(w.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -525,8 +525,8 @@ func (l *life) step() error {
 	return err
 }
 
-// do makes a step. As a CO does, it repeats a call for which a loop device does not answer: the device
-// may be that of another test.
+// do makes a step. As a CO does, it repeats a call for which a loop device does not answer: the
+// device may be that of another test.
 func (l *life) do(s step) error {
 	err := s.do(l, context.Background())
 	for range 30 {
@@ -694,7 +694,8 @@ func (w *world) clean() {
 	}
 }
 
-// death is a point at which the driver dies while it works on a volume, and which of the times that it gets there.
+// death is a point at which the driver dies while it works on a volume, and which of the times that
+// it gets there.
 type death struct {
 	point string
 	time  int

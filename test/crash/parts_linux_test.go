@@ -12,7 +12,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 )
 
-// partDeaths are the points that parts of groups get to, and which of the times. See the steps in parts/main.go.
+// partDeaths are the points that parts of groups get to, and which of the times. See the steps in
+// parts/main.go.
 func partDeaths(t *testing.T) (all []string) {
 	t.Helper()
 	add := func(point string, from, to int) {
@@ -38,7 +39,8 @@ func partDeaths(t *testing.T) (all []string) {
 	return all
 }
 
-// parts runs test/crash/parts after so many steps, and returns how many it has done then, and whether it was killed.
+// parts runs test/crash/parts after so many steps, and returns how many it has done then, and
+// whether it was killed.
 func (d *disk) parts(bin, crashAt string, done int) (now int, killed bool) {
 	d.Helper()
 	cmd := exec.Command(bin, d.root, d.dir, fmt.Sprint(done))

@@ -35,8 +35,8 @@ type filesystem struct {
 	options string // for mount
 }
 
-// Time alone writes everything out, after 5 s on ext4 and 30 s on the others. Where it can be, that is put off: a
-// missing fsync must show on a slow machine too.
+// Time alone writes everything out, after 5 s on ext4 and 30 s on the others. Where it can be, that
+// is put off: a missing fsync must show on a slow machine too.
 var filesystems = []filesystem{
 	{"ext4", 64 << 20, "loop,commit=300"},
 	{"xfs", 300 << 20, "loop"},
@@ -108,7 +108,8 @@ func (d *disk) settle() {
 // loops returns the loop devices that hold an image of this disk.
 func (d *disk) loops() []string { return testdisk.Loops(d.T, d.image) }
 
-// written returns how many sectors have been written to the disk and discarded, and whether nothing is on its way.
+// written returns how many sectors have been written to the disk and discarded, and whether nothing
+// is on its way.
 func (d *disk) written() (sectors [2]string, rest bool) {
 	d.Helper()
 	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(d.root))
@@ -159,7 +160,8 @@ func (d *disk) survivors() string {
 	}
 }
 
-// replace mounts a copy of the disk in its place. No process uses the disk any more, or soon none does.
+// replace mounts a copy of the disk in its place. No process uses the disk any more, or soon none
+// does.
 func (d *disk) replace(after string) {
 	d.Helper()
 	// a helper process of the driver ends a moment later

@@ -78,7 +78,7 @@ func (d *demo) mountRoot() (string, error) {
 			return fsType, nil
 		}
 	}
-	return "there is none: images are copied while nobody uses them", nil
+	return "there is none: images are copied while no pod uses them", nil
 }
 
 func (d *demo) build(ctx context.Context) (string, error) {

@@ -135,7 +135,7 @@ func TestIndexHasEveryPage(t *testing.T) {
 	}
 }
 
-// TestPagesNameTheirReaders: the first sentence of a page tells for whom the page is.
+// TestPagesNameTheirReaders: the first sentence of a page names its readers.
 func TestPagesNameTheirReaders(t *testing.T) {
 	for page, text := range pages(t) {
 		if !strings.HasPrefix(page, "docs/") || page == "docs/README.md" {
@@ -148,8 +148,8 @@ func TestPagesNameTheirReaders(t *testing.T) {
 	}
 }
 
-// TestNamedTestsExist: a page that names a test as its proof names a test of the code. The counts of a
-// section of the proposals are those of its table.
+// TestNamedTestsExist: a page that names a test as its proof names a test of the code. The counts
+// of a section of the proposals are those of its table.
 func TestNamedTestsExist(t *testing.T) {
 	all := pages(t)
 	tests := map[string]bool{}

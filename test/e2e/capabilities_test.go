@@ -187,7 +187,8 @@ func capabilities(b backend.Backend) map[string]bool {
 		"snapshotMetadata":    plugin(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE),
 		"topology":            plugin(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
 		"volumeLimits":        limits,
-		// CSI has no word for these. Several nodes read an attached disk. They write to it as a block device only, and RWX is for filesystems, too.
+		// CSI has no word for these. Several nodes read an attached disk. They write to it as a
+		// block device only, and RWX is for filesystems, too.
 		"capReadOnlyMany": attaches, "RWX": false,
 		// CSI has no word for these either. They are false for a driver for many nodes, without
 		// VOLUME_MOUNT_GROUP, whose CSIDriver has no mount option for labels; the last is a missing

@@ -55,8 +55,8 @@ func (w *world) lap(ctx context.Context, watch figures.Stopwatch, k kind) error 
 	return nil
 }
 
-// answered repeats a call for which a loop device does not answer, as a CO does: on a loaded machine
-// the device may be that of another test. It prints the repetitions.
+// answered repeats a call for which a loop device does not answer, as a CO does: on a loaded
+// machine the device may be that of another test. It prints the repetitions.
 func answered(ctx context.Context, name string, call func() error) error {
 	err := call()
 	for n := 1; err != nil && strings.Contains(err.Error(), mounter.ErrNoAnswer.Error()) && n <= 30; n++ {

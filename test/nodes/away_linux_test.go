@@ -103,7 +103,7 @@ func TestANodeBehindACutNetworkIsAwayAndTheOthersGoOn(t *testing.T) {
 		t.Error("nothing says when the router's certificate expires")
 	}
 
-	w.must(a.host.mend())
+	w.must(a.host.repair())
 	w.settled(3)
 	w.must(w.reads(va, patience))
 	w.holds(va, vb, during, w.volume("late", "a").GetVolumeId())
@@ -208,7 +208,8 @@ func TestANodeComesBackWithAnotherAddress(t *testing.T) {
 	w.holdsSnapshots()
 }
 
-// look has the router look for addresses, as it does soon after it has lost a node: b is lost, and is back.
+// look has the router look for addresses, as it does soon after it has lost a node: b is lost, and
+// is back.
 func (w *world) look() {
 	w.nodes["b"].kill()
 	w.nodes["b"].start()

@@ -12,7 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// points are the moments at which a node dies while it makes a volume, or a snapshot, of a directory.
+// points are the moments at which a node dies while it makes a volume, or a snapshot, of a
+// directory.
 var points = []string{"create:half-made", "create:recorded", "create:renamed", "create:durable"}
 
 func TestANodeThatIsKilledWhileItMakesAVolumeHasOne(t *testing.T) {
@@ -47,8 +48,9 @@ func TestANodeThatIsKilledWhileItMakesAVolumeHasOne(t *testing.T) {
 }
 
 // revived checks that a node has died at a crash point, and starts it again, and with it those that
-// would die there too: another attempt may use any node, and uses the node with most room. That is
-// another node as soon as a program on this machine has written to the disk that they share.
+// would die there too: another attempt may use any node, and uses the node with the largest
+// capacity. That is another node as soon as a program on this machine has written to the disk that
+// they share.
 func (w *world) revived(point string) {
 	w.Helper()
 	var dead []*node

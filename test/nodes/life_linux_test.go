@@ -9,7 +9,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// use mounts a volume on its node as the kubelet does, calls f with where a pod finds it, and unmounts it.
+// use mounts a volume on its node as the kubelet does, calls f with where a pod finds it, and
+// unmounts it.
 func (n *node) use(id string, f func(target string)) {
 	n.Helper()
 	ctx, staging, target := n.soon(), filepath.Join(n.kubelet, "staging"), filepath.Join(n.kubelet, "target")
@@ -24,7 +25,7 @@ func (n *node) use(id string, f func(target string)) {
 	n.must(second(n.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})))
 }
 
-// of returns the node on which a volume says that it is.
+// of returns the node in the topology of a volume.
 func (w *world) of(v *csi.Volume) *node {
 	w.Helper()
 	if len(v.GetAccessibleTopology()) != 1 || w.nodes[v.GetAccessibleTopology()[0].GetSegments()[nodeKey]] == nil {

@@ -143,8 +143,8 @@ func (h *host) port() string { return "to-" + h.name }
 // cut takes the cable out, without a word to anybody who talks over it.
 func (h *host) cut() error { return h.wire.ip("link set " + h.port() + " down") }
 
-// mend puts it in again.
-func (h *host) mend() error { return h.wire.ip("link set " + h.port() + " up") }
+// repair puts it in again.
+func (h *host) repair() error { return h.wire.ip("link set " + h.port() + " up") }
 
 // move gives the machine another address.
 func (h *host) move(address string) error {
@@ -239,7 +239,8 @@ func errText(err error) string {
 	return ""
 }
 
-// waiting returns how many bytes are there for the process that it has not read yet, on connections to a port.
+// waiting returns how many bytes are there for the process that it has not read yet, on connections
+// to a port.
 func (p *process) waiting(port int) (bytes int, err error) {
 	for _, family := range []string{"tcp", "tcp6"} {
 		table, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "net", family))

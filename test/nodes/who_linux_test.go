@@ -46,7 +46,7 @@ func TestTwoWithTheSameIdentityAreBothRefused(t *testing.T) {
 	w.holds(v, vb)
 }
 
-func TestANodeThatSaysItIsAnotherIsNotBelieved(t *testing.T) {
+func TestANodeWithTheIDOfAnotherIsRejected(t *testing.T) {
 	w := newWorld(t, "a", "b")
 	v := w.volume("v", "b").GetVolumeId()
 	w.certify(peertls.MakeOptions{Nodes: []string{"liar"}})
@@ -54,10 +54,9 @@ func TestANodeThatSaysItIsAnotherIsNotBelieved(t *testing.T) {
 	liar.certificates = filepath.Join(w.certs, "nodes", "liar")
 	liar.start()
 	w.dns.say(w.nodes["a"].host.address, w.nodes["b"].host.address, liar.host.address)
-	w.wantReady("ok: 2 of 3 nodes answer", liar.peer(), "it says that it is the node b, and its certificate is for",
-		"liar")
+	w.wantReady("ok: 2 of 3 nodes answer", liar.peer(), "node b has a certificate for", "liar")
 	w.await("the router to say so",
-		func() bool { return w.process.hasSaid("WARN", liar.peer(), "it says that it is the node b") })
+		func() bool { return w.process.hasSaid("WARN", liar.peer(), "node b has a certificate for") })
 	w.must(w.reads(v, patience))
 	w.listsFail(liar.peer(), "certificate")
 	wb := w.volume("wb", "b").GetVolumeId()
@@ -91,7 +90,8 @@ func (w *world) stranger(n *node, c credentials.TransportCredentials) csi.Contro
 	return csi.NewControllerClient(conn)
 }
 
-// showing are credentials that believe any server, and show a certificate, whichever CAs the server asks for.
+// showing are credentials that believe any server, and show a certificate, whichever CAs the server
+// asks for.
 func showing(certificate tls.Certificate) credentials.TransportCredentials {
 	return credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &certificate, nil }})

@@ -103,7 +103,8 @@ type world struct {
 	*router
 }
 
-// newWorld starts nodes with these names and a router before them, and waits until all of them answer.
+// newWorld starts nodes with these names and a router before them, and waits until all of them
+// answer.
 func newWorld(t *testing.T, names ...string) *world {
 	t.Helper()
 	if missing != nil {
@@ -213,7 +214,7 @@ type node struct {
 	conn *grpc.ClientConn
 }
 
-// newNode makes a machine with an empty disk. id is who its driver says that it is.
+// newNode makes a machine with an empty disk. id is the node ID that its driver reports.
 func (w *world) newNode(name, id, address string) *node {
 	w.Helper()
 	h, err := w.wire.plug(name, address)
@@ -462,7 +463,8 @@ func (w *world) snapshot(name, volume string) string {
 	}).GetSnapshot().GetSnapshotId()
 }
 
-// retry makes a call until it works, as a sidecar does: with a deadline each time, and not after a final code.
+// retry makes a call until it works, as a sidecar does: with a deadline each time, and not after a
+// final code.
 func retry[T any](w *world, call func(context.Context) (T, error)) T {
 	w.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
@@ -514,7 +516,8 @@ func (w *world) onDisk(what string) (ids []string) {
 	return slices.Sorted(slices.Values(ids))
 }
 
-// holds fails the test unless these volumes are on the disks, and no others; and listed through the router.
+// holds fails the test unless these volumes are on the disks, and no others; and listed through the
+// router.
 func (w *world) holds(volumes ...string) {
 	w.Helper()
 	w.same("volumes", volumes)

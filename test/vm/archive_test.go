@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestAnArchiveIsAsTheFormatSays(t *testing.T) {
+func TestAnArchiveFollowsItsFormat(t *testing.T) {
 	var out bytes.Buffer
 	a := archive{out: &out}
 	a.file("/bin/a", []byte("hello"))

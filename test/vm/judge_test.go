@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestOnlyWhatRanToItsEndPasses(t *testing.T) {
+func TestOnlyCompleteSuitesPass(t *testing.T) {
 	two := []suite{{"a/b", "One"}, {"c", "Two"}}
 	const a = "vm: begin a/b#One\r\n=== RUN   TestOne\n    --- PASS: TestOne/sub (0.00s)\n--- PASS: TestOne " +
 		"(0.00s)\nPASS\nvm: end a/b#One 0\n"

@@ -78,7 +78,7 @@ func run(ctx context.Context, only, kernel string, limit time.Duration) error {
 	if err != nil {
 		return err
 	}
-	chosen := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !pattern.MatchString(s.Package+" "+s.Run) })
+	chosen := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !pattern.MatchString(s.Package + " " + s.Run) })
 	if len(chosen) == 0 {
 		return fmt.Errorf("no suite matches %q", only)
 	}

@@ -1,5 +1,6 @@
-// Command plots draws the plots of the pages as SVG, from the tables of the pages: so a plot always has
-// the figures of its table. It writes docs/reference/plots; with -check it compares the files instead.
+// Command plots draws the plots of the pages as SVG, from the tables of the pages: so a plot always
+// has the figures of its table. It writes docs/reference/plots; with -check it compares the files
+// instead.
 package main
 
 import (
@@ -19,7 +20,8 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// colors of the series, readable on a white and on a dark page, also with a deficiency of color vision.
+// colors of the series, readable on a white and on a dark page, also with a deficiency of color
+// vision.
 var colors = []color.Color{
 	color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
 }
@@ -213,8 +215,8 @@ func texts(values plotter.Values) (all []string) {
 	return all
 }
 
-// schemes makes text and axes readable with a light and with a dark page: a style sheet inside of an SVG
-// follows the color scheme of the reader, also in an img element.
+// schemes makes text and axes readable with a light and with a dark page: a style sheet inside of
+// an SVG follows the color scheme of the reader, also in an img element.
 func schemes(svg []byte) []byte {
 	const style = `<style>
 text { fill: #1b1f24 !important; font-family: sans-serif !important; }

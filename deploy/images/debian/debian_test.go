@@ -87,7 +87,7 @@ func TestAPackageIsUnpacked(t *testing.T) {
 	}
 }
 
-func TestALockReadsWhatItWrites(t *testing.T) {
+func TestALockReadsItsOwnFile(t *testing.T) {
 	want := Lock{"20260102T030405Z", []Package{
 		{"debian", "amd64", "a", "1:2.0~3+b1", 7, strings.Repeat("0f", 32), "pool/a"}, {"debian", "arm64", "a", "2", 7, strings.Repeat("0f", 32), "pool/a"},
 		{"debian-security", "all", "b", "1", 7, strings.Repeat("0f", 32), "pool/b"},
@@ -120,7 +120,7 @@ func mirror(t *testing.T, files map[string][]byte) string {
 	return s.URL
 }
 
-func TestAStoreKeepsWhatHasTheRightSum(t *testing.T) {
+func TestAStoreKeepsFilesWithTheRightSum(t *testing.T) {
 	good, bad := []byte("the package"), []byte("a different")
 	p := Package{"debian", "amd64", "a", "1", int64(len(good)), sum(good), "pool/a.deb"}
 	now, before := "/debian/pool/a.deb", "/debian/20260102T030405Z/pool/a.deb"
@@ -181,7 +181,7 @@ func tree() *Tree {
 	return t
 }
 
-func TestWhatIsPickedIsWhole(t *testing.T) {
+func TestAPickedSuiteIsComplete(t *testing.T) {
 	p, err := tree().Pick([]string{"/bin/a"})
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +286,7 @@ func signer(t *testing.T) (sign func(text string) []byte, keyring string) {
 	return func(text string) []byte { return gpg(text, "--clearsign") }, keyring
 }
 
-func TestALockHasWhatIsSigned(t *testing.T) {
+func TestALockHasTheSignedSums(t *testing.T) {
 	sign, keyring := signer(t)
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	renew := func(files map[string][]byte, now time.Time, names ...string) (Lock, error) {

@@ -292,7 +292,7 @@ func TestAnImageIsPutOnItsBase(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoImageIsRefused(t *testing.T) {
+func TestAFileThatIsNoImageIsRejected(t *testing.T) {
 	one := File{Path: "/a", Mode: 0o644}
 	onLinux := thing("linux/amd64", one)
 	onLinux.Base = windows(t, types.OCIManifestSchema1, types.OCILayer)

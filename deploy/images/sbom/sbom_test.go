@@ -69,7 +69,8 @@ func TestAnSBOMIsSPDX(t *testing.T) {
 	}
 }
 
-// TestAnSBOMHasTheModules takes them from a list, as the go command notes none in the binary of a test.
+// TestAnSBOMHasTheModules takes them from a list, as the go command notes none in the binary of a
+// test.
 func TestAnSBOMHasTheModules(t *testing.T) {
 	var got []string
 	for _, p := range goPackages(&debug.BuildInfo{GoVersion: "go1.26.1", Deps: []*debug.Module{

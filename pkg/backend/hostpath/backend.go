@@ -24,8 +24,8 @@ type Config struct {
 	Init    bool   // take Root if it is empty and Seen records no root: a first start
 	Adopt   bool   // take Root even if Seen records another root, or Root is that of another node
 	// Lost are the UUIDs of roots that never come back. A record of such a root in Seen does not
-	// count. If such a root is served again, the backend rejects it: its next loss would stay
-	// unnoticed.
+	// count. The backend rejects such a root if it is found again, because its next loss would not
+	// be noticed.
 	Lost []string
 
 	// Report is called with the panic of a background task, a *guard.Panic. May be nil.
@@ -35,14 +35,14 @@ type Config struct {
 	Warn func(volume, reason, message string)
 
 	// Images makes and freezes the filesystems of images, and finds the mount points of volumes. It
-	// is that of the Host that mounts the volumes.
+	// must belong to the Host that mounts the volumes.
 	Images mounter.Images
 }
 
-// index is the catalog of the objects below a root. contents is its content.
+// objectCatalog is the catalog of the objects below a root. contents is its content.
 type (
-	index    = catalog.Catalog[*volume, *snapshot, *group]
-	contents = catalog.Contents[*volume, *snapshot, *group]
+	objectCatalog = catalog.Catalog[*volume, *snapshot, *group]
+	contents      = catalog.Contents[*volume, *snapshot, *group]
 )
 
 // Backend keeps volumes below a root directory. It serves one root, exclusively.
@@ -54,7 +54,7 @@ type Backend struct {
 	wake  chan struct{} // the trash has an entry
 
 	troubles troubles
-	catalog  index
+	catalog  objectCatalog
 	count    counters
 	traffic  traffic
 	emptying time.Time // start of the time slice in which the trash is emptied
@@ -64,10 +64,10 @@ type Backend struct {
 	reason error // the reason why the root is not open yet
 }
 
-// counters are the figures of Metrics beside those of the index.
+// counters are the figures of Metrics beside those of the catalog.
 type counters struct {
 	openTime     atomic.Int64           // nanoseconds
-	swept        atomic.Int64           // incomplete and leftover objects that the start found
+	swept        atomic.Int64           // incomplete objects that the start found
 	unswept      atomic.Pointer[string] // the error for an entry that the start could not move to the trash
 	panics       atomic.Int64           // of tasks in the background
 	lastPanic    atomic.Pointer[string]

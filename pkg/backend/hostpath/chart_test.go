@@ -78,7 +78,7 @@ func TestChartSchemaHasTheDriversParameters(t *testing.T) {
 	if err := json.Unmarshal(text, root); err != nil {
 		t.Fatal(err)
 	}
-	mutable := slices.Collect(maps.Keys(knownSettings))
+	mutable := slices.Collect(maps.Keys(knownParameters))
 	class := func(key, value string) error {
 		k := image
 		if key == enforceKey {
@@ -88,7 +88,7 @@ func TestChartSchemaHasTheDriversParameters(t *testing.T) {
 		if _, err := planContent(backend.CreateOptions{Parameters: parameters}, nil); err != nil {
 			return err
 		}
-		_, err := readSettings(parameters, k)
+		_, err := readParameters(parameters, k)
 		return err
 	}
 	for _, c := range []struct {

@@ -118,11 +118,11 @@ func (v *volume) checkLimit() error {
 	return nil
 }
 
-// check returns an error for settings that no volume of kind k has. field is their name in the
+// check returns an error for parameters that no volume of kind k has. field is their name in the
 // record.
-func (s settings) check(field string, k kind) error {
+func (s mutableParameters) check(field string, k kind) error {
 	for key, value := range s {
-		known, ok := knownSettings[key]
+		known, ok := knownParameters[key]
 		switch {
 		case !ok:
 			return damaged("%s: unknown setting %.64q", field, key)
@@ -196,8 +196,8 @@ func (n *snapshot) check(dir string) error {
 	switch {
 	case !isOfKind(n.Source, volumeid.Volume):
 		return damaged("source: %.64q is not the ID of a volume", n.Source)
-	case n.Held < 0:
-		return damaged("held: %d", n.Held)
+	case n.OnDisk < 0:
+		return damaged("held: %d", n.OnDisk)
 	case n.Accept != frozen && n.Accept != anyState:
 		return damaged("consistency: %.32q", n.Accept)
 	case n.Cloned && n.Kind != image:

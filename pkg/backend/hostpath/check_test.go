@@ -88,19 +88,19 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 		"image that an administrator made longer": with(goodImage(), func(v *volume) { v.Size++ }).check(someVolume),
 		"inline": with(goodVolume(), inline).checkOwn(),
 		"inline with a label": with(goodVolume(),
-			func(v *volume) { inline(v); v.Class = settings{labelKey: "x"} }).checkOwn(),
+			func(v *volume) { inline(v); v.Class = mutableParameters{labelKey: "x"} }).checkOwn(),
 		"inline and promised": with(goodVolume(),
 			func(v *volume) { inline(v); v.Promised = true }).checkOwn(),
 		"restored": with(goodVolume(),
-			func(v *volume) { v.From = &origin{Snapshot: someSnapshot} }).check(someVolume),
+			func(v *volume) { v.From = &contentSource{Snapshot: someSnapshot} }).check(someVolume),
 		"cloned": with(goodVolume(),
-			func(v *volume) { v.From = &origin{Volume: otherVolume} }).check(someVolume),
-		"settings": with(goodImage(), func(v *volume) {
-			v.Class = settings{directIOKey: "false", readAheadKey: "131072", enforceKey: required}
-			v.Mutable = settings{readAheadKey: "4096", labelKey: strings.Repeat("x", 128)}
+			func(v *volume) { v.From = &contentSource{Volume: otherVolume} }).check(someVolume),
+		"parameters": with(goodImage(), func(v *volume) {
+			v.Class = mutableParameters{directIOKey: "false", readAheadKey: "131072", enforceKey: required}
+			v.Mutable = mutableParameters{readAheadKey: "4096", labelKey: strings.Repeat("x", 128)}
 		}).check(someVolume),
 		"a label that is rejected now": with(goodVolume(),
-			func(v *volume) { v.Class = settings{labelKey: "\u202e\u0085"} }).check(someVolume),
+			func(v *volume) { v.Class = mutableParameters{labelKey: "\u202e\u0085"} }).check(someVolume),
 		"project": with(goodVolume(), func(v *volume) {
 			v.Mark, v.Enforced = &quota.Mark{Kind: quota.Project, Project: 0x40000000}, true
 		}).check(someVolume),
@@ -111,11 +111,11 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 		"promised, then quotas turned on": with(goodVolume(),
 			func(v *volume) { v.Mark, v.Promised, v.Enforced = mark, true, true }).check(someVolume),
 		"enforced, then off without quotas": with(goodVolume(), func(v *volume) {
-			v.Mark, v.Enforced, v.Mutable = mark, true, settings{enforceKey: off}
+			v.Mark, v.Enforced, v.Mutable = mark, true, mutableParameters{enforceKey: off}
 		}).check(someVolume),
 		"snapshot": goodSnapshot().check(someSnapshot),
 		"snapshot of an image": with(goodSnapshot(), func(n *snapshot) {
-			n.content, n.Cloned, n.Held, n.Accept = goodImage().content, true, 4096, anyState
+			n.content, n.Cloned, n.OnDisk, n.Accept = goodImage().content, true, 4096, anyState
 		}).check(someSnapshot),
 		"group":        goodGroup().check(someGroup),
 		"part":         goodPart().check(somePart),
@@ -209,20 +209,20 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 				func(v *volume) { v.Sector = 1536 }), ofVolume(goodImage(), func(v *volume) { v.Sector = 8192 })},
 		"fsType":           {ofVolume(goodImage(), func(v *volume) { v.FSType = "vfat" })},
 		"block and fsType": {ofVolume(goodImage(), func(v *volume) { v.Block = true })},
-		"from": {ofVolume(goodVolume(), func(v *volume) { v.From = &origin{} }),
-			ofVolume(goodVolume(), func(v *volume) { v.From = &origin{someSnapshot, otherVolume} }),
-			ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Snapshot: someVolume} }),
-			ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Volume: "../x"} })},
+		"from": {ofVolume(goodVolume(), func(v *volume) { v.From = &contentSource{} }),
+			ofVolume(goodVolume(), func(v *volume) { v.From = &contentSource{someSnapshot, otherVolume} }),
+			ofVolume(goodVolume(), func(v *volume) { v.From = &contentSource{Snapshot: someVolume} }),
+			ofVolume(goodVolume(), func(v *volume) { v.From = &contentSource{Volume: "../x"} })},
 		"inline and from": {ofVolume(goodVolume(),
-			func(v *volume) { inline(v); v.From = &origin{Volume: otherVolume} })},
-		"class": {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{"x": "y"} }),
-			ofVolume(goodVolume(), func(v *volume) { v.Class = settings{enforceKey: "often"} }),
-			ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4097"} }),
-			ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4Ki"} })},
-		"mutable": {ofVolume(goodImage(), func(v *volume) { v.Mutable = settings{directIOKey: ""} }),
-			ofVolume(goodVolume(), func(v *volume) { v.Mutable = settings{labelKey: ""} })},
-		"kind and class": {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{directIOKey: "true"} }),
-			ofVolume(goodImage(), func(v *volume) { v.Class = settings{enforceKey: off} })},
+			func(v *volume) { inline(v); v.From = &contentSource{Volume: otherVolume} })},
+		"class": {ofVolume(goodVolume(), func(v *volume) { v.Class = mutableParameters{"x": "y"} }),
+			ofVolume(goodVolume(), func(v *volume) { v.Class = mutableParameters{enforceKey: "often"} }),
+			ofVolume(goodImage(), func(v *volume) { v.Class = mutableParameters{readAheadKey: "4097"} }),
+			ofVolume(goodImage(), func(v *volume) { v.Class = mutableParameters{readAheadKey: "4Ki"} })},
+		"mutable": {ofVolume(goodImage(), func(v *volume) { v.Mutable = mutableParameters{directIOKey: ""} }),
+			ofVolume(goodVolume(), func(v *volume) { v.Mutable = mutableParameters{labelKey: ""} })},
+		"kind and class": {ofVolume(goodVolume(), func(v *volume) { v.Class = mutableParameters{directIOKey: "true"} }),
+			ofVolume(goodImage(), func(v *volume) { v.Class = mutableParameters{enforceKey: off} })},
 		"enforced without mark": {ofVolume(goodVolume(), func(v *volume) { v.Enforced = true })},
 		"mark": {ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{} }),
 			ofVolume(goodVolume(), func(v *volume) { v.Mark = project(0) }),
@@ -234,7 +234,7 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 				func(v *volume) { v.Enforced = true })},
 		"source": {ofSnapshot(func(n *snapshot) { n.Source = "" }),
 			ofSnapshot(func(n *snapshot) { n.Source = someSnapshot })},
-		"held": {ofSnapshot(func(n *snapshot) { n.Held = -1 })},
+		"held": {ofSnapshot(func(n *snapshot) { n.OnDisk = -1 })},
 		"consistency": {ofSnapshot(func(n *snapshot) { n.Accept = "" }),
 			ofSnapshot(func(n *snapshot) { n.Accept = "torn" })},
 		"cloned and kind":                   {ofSnapshot(func(n *snapshot) { n.Cloned = true })},

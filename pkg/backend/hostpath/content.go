@@ -20,7 +20,7 @@ type content struct {
 }
 
 // fixedParameters are the parameters of a StorageClass that cannot change. The parameters that can
-// change are knownSettings.
+// change are knownParameters.
 var fixedParameters = []string{kindKey, consistencyKey}
 
 // planContent returns the content of a new volume. from is the content of its source, or nil.
@@ -33,7 +33,7 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 		c.Kind = kind(value)
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
-		if _, ok := knownSettings[key]; !ok && !slices.Contains(fixedParameters, key) {
+		if _, ok := knownParameters[key]; !ok && !slices.Contains(fixedParameters, key) {
 			return c, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 		}
 	}
@@ -98,7 +98,7 @@ func (c *content) planImage(o backend.CreateOptions, from *content) error {
 	}
 	wanted := max(chooseSize(o), minSizes[c.FSType])
 	if wanted > maxImage {
-		return fmt.Errorf("%w: %d bytes", backend.ErrOutOfRange, wanted)
+		return fmt.Errorf("%w: an image of %d bytes: must have at most %d", backend.ErrOutOfRange, wanted, int64(maxImage))
 	}
 	c.Size = (wanted + sizeUnit - 1) / sizeUnit * sizeUnit
 	if down := wanted / sizeUnit * sizeUnit; o.Required == 0 && down >= minSizes[c.FSType] {

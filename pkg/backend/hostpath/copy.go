@@ -30,7 +30,7 @@ type copying struct {
 	live   string // ID of the source volume, which pods may write to meanwhile; "" if the source is a snapshot
 	accept consistency
 	raw    bool // an image without a filesystem, which cannot be frozen
-	claim  fair.Claim
+	claim  fair.Request
 	job    *copyJob
 }
 
@@ -42,7 +42,7 @@ type copyJob struct {
 
 // report notes the state of the copy.
 func (j *copyJob) report(r copyReport) {
-	p := jobs.Progress{Bytes: r.Bytes, Held: r.Held}
+	p := jobs.Progress{Bytes: r.Bytes, OnDisk: r.OnDisk}
 	if r.Idle >= stallAfter {
 		p.Stall = fmt.Sprintf(", no progress at %q since %s", r.Entry,
 			time.Now().Add(-r.Idle).UTC().Format(time.RFC3339))
@@ -110,7 +110,7 @@ func (c copying) image(ctx context.Context, incomplete *beneath.Dir) (got copied
 	if err := dst.Sync(); err != nil {
 		return got, err
 	}
-	if got.held, err = copier.Held(dst); err != nil {
+	if got.held, err = copier.OnDisk(dst); err != nil {
 		return got, err
 	}
 	info, err := dst.Stat()
@@ -122,7 +122,7 @@ func (c copying) image(ctx context.Context, incomplete *beneath.Dir) (got copied
 
 func (c copying) imageData(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	if c.live == "" {
-		return c.readAndWrite(ctx, src, dst)
+		return c.copyFile(ctx, src, dst)
 	}
 	if c.store.reflinks() {
 		switch err := c.clonePointInTime(ctx, src, dst); {
@@ -133,13 +133,14 @@ func (c copying) imageData(ctx context.Context, src, dst *os.File) (copier.How, 
 		}
 	}
 	if c.accept == anyState {
-		return c.readAndWrite(ctx, src, dst)
+		return c.copyFile(ctx, src, dst)
 	}
 	return c.copyUnmounted(ctx, src, dst)
 }
 
-// readAndWrite copies an image by reading it, as the disk cannot share its blocks.
-func (c copying) readAndWrite(ctx context.Context, src, dst *os.File) (copier.How, error) {
+// copyFile copies an image that does not change, or of which any state is accepted: by reflink if
+// the filesystem supports reflinks, otherwise by reading and writing the data, which takes a slot.
+func (c copying) copyFile(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	defer c.traffic.pause()()
 	leave := func() {}
 	if !c.store.reflinks() {
@@ -174,10 +175,11 @@ func (c copying) watched(leave func(), run func(report func(copyReport)) (copier
 }
 
 // clonePointInTime makes dst share all blocks of src at a point in time, under a freeze if
-// possible. Errors: errors.ErrUnsupported.
+// possible. Errors: errors.ErrUnsupported, backend.ErrPrecondition, mounter.ErrThawed, and those of
+// ctx.
 func (c copying) clonePointInTime(ctx context.Context, src, dst *os.File) error {
 	defer c.traffic.pause()()
-	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
+	leave, err := c.slots.pointInTime.Acquire(ctx, c.claim)
 	if err != nil {
 		return err
 	}
@@ -190,10 +192,10 @@ func (c copying) clonePointInTime(ctx context.Context, src, dst *os.File) error 
 		return err
 	}
 	defer func() { clone.close() }()
-	ordered := false
+	cloneStarted := false
 	err = c.cfg.Images.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, freezeLimit,
 		func(limit context.Context) error {
-			c.job.pointInTime, ordered = time.Now(), true
+			c.job.pointInTime, cloneStarted = time.Now(), true
 			if c.raw { // writes to a block device continue: only a single clone of the whole file is of a point in time
 				return clone.whole(ctx)
 			}
@@ -206,7 +208,7 @@ func (c copying) clonePointInTime(ctx context.Context, src, dst *os.File) error 
 	c.troubles.warned(c.claim, "CopyUnfrozen", fmt.Sprintf("the copy is made without a freeze: %v", why))
 	// The filesystem could not be frozen, or not for as long as the clone took. A single clone of
 	// the whole file is still of a point in time: it has the state of a power cut.
-	if ordered {
+	if cloneStarted {
 		clone.close()
 		if err := dst.Truncate(0); err != nil {
 			return err
@@ -220,8 +222,8 @@ func (c copying) clonePointInTime(ctx context.Context, src, dst *os.File) error 
 	return c.explain(clone.whole(ctx))
 }
 
-// canDoWithout reports whether err, of a copy under a freeze, permits a copy without a freeze.
-// Otherwise it returns the error for the caller.
+// canDoWithout reports whether err, of a copy under a freeze, permits a copy without a freeze. It
+// also returns the error for the caller, or the reason for which there is no freeze.
 func canDoWithout(ctx context.Context, err error) (bool, error) {
 	g := (*givenUp)(nil)
 	switch {
@@ -262,7 +264,7 @@ func (c copying) copyUnmounted(ctx context.Context, src, dst *os.File) (copier.H
 	if err != nil {
 		return copier.Copied, err
 	}
-	how, err := c.readAndWrite(ctx, src, dst)
+	how, err := c.copyFile(ctx, src, dst)
 	if err != nil {
 		return how, err
 	}
@@ -295,7 +297,7 @@ func (c copying) path() string { return c.store.Real(c.from, imageFile) }
 // errors.ErrUnsupported if the data is not a subvolume.
 func (c copying) subvolumeOf(ctx context.Context, incomplete *beneath.Dir, readOnly bool) error {
 	defer c.traffic.pause()()
-	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
+	leave, err := c.slots.pointInTime.Acquire(ctx, c.claim)
 	if err != nil {
 		return err
 	}
@@ -373,13 +375,13 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 	got.how, err = c.watched(leave, func(report func(copyReport)) (copier.How, error) {
 		return c.exec.tree(ctx, src, dst, report)
 	})
-	got.held = c.job.Progress().Held
+	got.held = c.job.Progress().OnDisk
 	crashpoint.Reached("copy:tree")
 	return got, err
 }
 
 // setResult records the result of the copy.
 func (n *snapshot) setResult(got copied) {
-	n.Held, n.Cloned = got.held, n.Kind == image && got.how == copier.Cloned
+	n.OnDisk, n.Cloned = got.held, n.Kind == image && got.how == copier.Cloned
 	n.Size = max(n.Size, got.size)
 }

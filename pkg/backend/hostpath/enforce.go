@@ -95,7 +95,7 @@ func (b *Backend) enforce(dir *beneath.Dir, v *volume, why error) error {
 	return b.limitIn(dir, dataDir, v, v.Size)
 }
 
-// enforceAnew sets or removes the limit of a directory after a change of its settings. Errors:
+// enforceAnew sets or removes the limit of a directory after a change of its parameters. Errors:
 // ErrInvalid if a limit is required and impossible.
 func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 	if v.Kind != directory {
@@ -115,7 +115,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 		return fmt.Errorf("%w: %w", backend.ErrInvalid, why)
 	case wanted != off && why == nil:
 		return b.enforce(dir, v, nil)
-	case wanted != off || !v.Enforced: // the limit was not removed yet, or the volume never had a limit
+	case wanted != off || !v.Enforced: // a limit is preferred but impossible, or there is no limit to remove
 		return nil
 	case why != nil:
 		return fmt.Errorf("%w: cannot remove the limit now: %w", backend.ErrUnavailable, why)
@@ -152,7 +152,7 @@ func (b *Backend) limitIn(dir *beneath.Dir, name string, v *volume, size int64) 
 	}
 	defer data.Close()
 	if v.Mark.Kind == quota.Subvolume {
-		return b.stalled(fair.Claim{Volume: v.ID}, b.exec.setLimit(data, *v.Mark, size))
+		return b.stalled(fair.Request{Volume: v.ID}, b.exec.setLimit(data, *v.Mark, size))
 	}
 	return quota.Set(data, *v.Mark, size)
 }
@@ -165,7 +165,7 @@ func openMarked(dir *beneath.Dir, name string, v *volume) (*os.File, error) {
 	return dir.OpenDirFile(name)
 }
 
-// unenforced returns the problem with the limit of a directory, or nil.
+// unenforced returns the conditions of a directory without the limit that it should have.
 func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 	if v.Kind != directory {
 		return nil
@@ -232,7 +232,7 @@ func (b *Backend) quotaUsage(s *root, v *volume) (quota.Usage, error) {
 	}
 	defer data.Close()
 	if v.Mark.Kind == quota.Subvolume {
-		c := fair.Claim{Volume: v.ID}
+		c := fair.Request{Volume: v.ID}
 		if err := b.troubles.check(c); err != nil {
 			return quota.Usage{}, err
 		}
@@ -273,7 +273,7 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 
 // stalled converts the error of a task that was given up to ErrPrecondition, and records the error
 // for the health of the source until the helper has ended.
-func (b *Backend) stalled(c fair.Claim, err error) error {
+func (b *Backend) stalled(c fair.Request, err error) error {
 	g := (*givenUp)(nil)
 	if !errors.Is(err, errNoProgress) || !errors.As(err, &g) {
 		return err

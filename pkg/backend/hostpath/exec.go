@@ -28,11 +28,11 @@ var errNoProgress = errors.New("no progress")
 
 // copyReport is the state of a copy.
 type copyReport struct {
-	Bytes int64         `json:"bytes"` // copied so far, shared blocks and holes included
-	Held  int64         `json:"held"`  // bytes of the disk that the copy takes, shared blocks included
-	Yield bool          `json:"yield"` // the copy gives way to calls: the helper waits for an answer
-	Entry string        `json:"entry"` // the entry being copied with the oldest progress
-	Idle  time.Duration `json:"idle"`  // the time since that progress
+	Bytes  int64         `json:"bytes"` // copied so far, shared blocks and holes included
+	OnDisk int64         `json:"held"`  // bytes of the disk that the copy takes, shared blocks included
+	Yield  bool          `json:"yield"` // the copy gives way to calls: the helper waits for an answer
+	Entry  string        `json:"entry"` // the entry being copied with the oldest progress
+	Idle   time.Duration `json:"idle"`  // the time since that progress
 }
 
 // stalled returns errNoProgress if an entry that is being copied has made no progress for limit.

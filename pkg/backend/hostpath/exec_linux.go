@@ -215,7 +215,7 @@ func (y *yielder) yield() {
 }
 
 func reportOf(p *copier.Progress) copyReport {
-	r := copyReport{Bytes: p.Bytes(), Held: p.Held()}
+	r := copyReport{Bytes: p.Bytes(), OnDisk: p.OnDisk()}
 	if entry, since := p.Oldest(); entry != "" {
 		r.Entry, r.Idle = entry, time.Since(since)
 	}

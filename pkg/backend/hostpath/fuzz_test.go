@@ -53,7 +53,7 @@ func templates() []any {
 	member := &snapshot{
 		ID: memberOf(someGroup, someVolume)[0].ID, Name: someVolume, Source: someVolume, Accept: frozen,
 		Group:  someGroup,
-		Cloned: true, Held: 1, Created: someTime, content: goodImage().content,
+		Cloned: true, OnDisk: 1, Created: someTime, content: goodImage().content,
 	}
 	return []any{planted, pod, goodSnapshot(), goodGroup(), goodPart(), member}
 }
@@ -77,8 +77,8 @@ func values(text string, number int64) []any {
 			"project": 0x40000000}, map[string]any{"kind": "subvolume"},
 		map[string]any{"kind": text}, map[string]any{"snapshot": someSnapshot}, map[string]any{"volume": otherVolume},
 		map[string]any{"snapshot": text, "volume": text},
-		settings{enforceKey: off}, settings{enforceKey: required}, settings{directIOKey: "false"},
-		settings{readAheadKey: text}, settings{labelKey: text}, settings{text: text},
+		mutableParameters{enforceKey: off}, mutableParameters{enforceKey: required}, mutableParameters{directIOKey: "false"},
+		mutableParameters{readAheadKey: text}, mutableParameters{labelKey: text}, mutableParameters{text: text},
 	}
 }
 

@@ -53,7 +53,7 @@ func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taki
 			backend.ErrInvalid, slices.Sorted(maps.Keys(o.Parameters)))
 	}
 	t := &taking{Backend: b, store: s, group: g, sources: slices.Sorted(slices.Values(o.Sources))}
-	t.claim = fair.Claim{Kind: kindGroup, Tenant: o.Namespace, Volume: g.ID}
+	t.claim = fair.Request{Kind: kindGroup, Tenant: o.Namespace, Volume: g.ID}
 	switch old, err := b.group(g.ID); {
 	case err == nil:
 		return old, old.fits(t.sources, g.All)
@@ -102,7 +102,7 @@ type taking struct {
 	sources   []string    // IDs of the group's volumes, sorted
 	snapshots []*snapshot // as g.Members
 	images    []string    // absolute paths of the sources of snapshots
-	claim     fair.Claim
+	claim     fair.Request
 	reserved  int64
 	files     [][2]*os.File // source and copy
 
@@ -110,7 +110,7 @@ type taking struct {
 	frozen, durable func(context.Context) error
 }
 
-// run makes the group of its volumes, and adds it to the index.
+// run makes the group of its volumes, and adds it to the catalog.
 func (t *taking) run(ctx context.Context) (err error) {
 	if old, err := t.Backend.group(t.group.ID); err == nil { // made just before this job began
 		return old.fits(t.sources, t.group.All)
@@ -194,7 +194,7 @@ func (t *taking) copyAll(ctx context.Context) error {
 	defer t.traffic.pause()()
 	crashpoint.Reached("group:prepared")
 	var refused error // an error of the caller's hook, returned unchanged
-	leave, err := t.slots.cuts.Acquire(ctx, t.claim)
+	leave, err := t.slots.pointInTime.Acquire(ctx, t.claim)
 	if err != nil {
 		return err
 	}
@@ -233,7 +233,7 @@ func (t *taking) record() error {
 		if err := dst.Sync(); err != nil {
 			return err
 		}
-		held, err := copier.Held(dst)
+		held, err := copier.OnDisk(dst)
 		if err != nil {
 			return err
 		}
@@ -243,10 +243,10 @@ func (t *taking) record() error {
 		}
 		n.Created = t.group.Created
 		n.setResult(copied{how: copier.Cloned, size: info.Size(), held: held})
-		if err := t.reserve(t.store, n.Held); err != nil {
+		if err := t.reserve(t.store, n.OnDisk); err != nil {
 			return err
 		}
-		t.reserved += n.Held
+		t.reserved += n.OnDisk
 		if err := t.store.RecordIncomplete(t.group.Members[i].Incomplete, snapshotFormat, n); err != nil {
 			return err
 		}

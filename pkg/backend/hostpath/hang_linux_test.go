@@ -279,7 +279,7 @@ func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
 // or after the next copy. A copy that hangs is reported until it ends.
 func TestOldFailuresAreNotReported(t *testing.T) {
 	var all troubles
-	failed, hangs := fair.Claim{Volume: "failed"}, fair.Claim{Volume: "hangs"}
+	failed, hangs := fair.Request{Volume: "failed"}, fair.Request{Volume: "hangs"}
 	all.failed(failed, "a lease")
 	endsFirst, endsSecond := all.hang(hangs, time.Now(), "a lock"), all.hang(hangs, time.Now(), "a lock")
 	all.failed(hangs, "a lease") // must not hide the copy that hangs
@@ -305,7 +305,7 @@ func TestOldFailuresAreNotReported(t *testing.T) {
 	if c := all.conditions("failed"); c != nil {
 		t.Errorf("an old failure is still reported: %v", c)
 	}
-	another := fair.Claim{Volume: "another"}
+	another := fair.Request{Volume: "another"}
 	if all.failed(another, ""); len(all.bySource) != 2 {
 		t.Errorf("kept: %v", all.bySource)
 	}
@@ -347,7 +347,7 @@ func TestACopyWithoutProgressNamesTheEntry(t *testing.T) {
 	all := troubles{warn: func(volume, reason, message string) {
 		warnings = append(warnings, volume+" "+reason+" "+message)
 	}}
-	job, w := &copyJob{Job: new(jobs.Job)}, watch{troubles: &all, claim: fair.Claim{Volume: "v"}, leave: func() {},
+	job, w := &copyJob{Job: new(jobs.Job)}, watch{troubles: &all, claim: fair.Request{Volume: "v"}, leave: func() {},
 		after: stallAfter}
 	for _, tc := range []struct {
 		idle time.Duration
@@ -379,21 +379,21 @@ func TestACopyWithoutProgressNamesTheEntry(t *testing.T) {
 // TestCopiesThatHangAreLimitedByTenant: each of them keeps a helper process.
 func TestCopiesThatHangAreLimitedByTenant(t *testing.T) {
 	var all troubles
-	claim := func(i int, tenant string) fair.Claim {
-		return fair.Claim{Tenant: tenant, Volume: fmt.Sprint(tenant, i)}
+	claim := func(i int, tenant string) fair.Request {
+		return fair.Request{Tenant: tenant, Volume: fmt.Sprint(tenant, i)}
 	}
 	for i := range maxHanging {
 		if err := all.check(claim(i, "a")); err != nil {
 			t.Fatalf("copy %d: %v", i, err)
 		}
 		all.hang(claim(i, "a"), time.Now(), "a lock")
-		all.hang(fair.Claim{Volume: fmt.Sprint("unknown", i)}, time.Now(), "a lock")
+		all.hang(fair.Request{Volume: fmt.Sprint("unknown", i)}, time.Now(), "a lock")
 	}
 	if err := all.check(claim(maxHanging, "a")); !errors.Is(err, backend.ErrPrecondition) ||
 		!strings.HasSuffix(err.Error(), ": a0, a1, a2, a3, a4, a5, a6, a7") {
 		t.Errorf("a further copy of the tenant: %v, want ErrPrecondition with the volumes", err)
 	}
-	for _, other := range []fair.Claim{claim(0, "b"), {Volume: "unknown"}} {
+	for _, other := range []fair.Request{claim(0, "b"), {Volume: "unknown"}} {
 		if err := all.check(other); err != nil {
 			t.Errorf("another tenant: %v", err)
 		}
@@ -417,19 +417,19 @@ func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 	for name, resource := range map[string]struct {
 		slots  *fair.Slots
 		number int
-	}{"copies": {s.copies, 4}, "cuts": {s.cuts, 4}, "formats": {s.formats, 8}} {
+	}{"copies": {s.copies, 4}, "cuts": {s.pointInTime, 4}, "formats": {s.formats, 8}} {
 		for by, tc := range map[string]struct {
-			claim func(i int) fair.Claim
+			claim func(i int) fair.Request
 			most  int
 		}{
-			"tenant": {func(i int) fair.Claim {
-				return fair.Claim{Kind: fmt.Sprint(i), Tenant: "a",
+			"tenant": {func(i int) fair.Request {
+				return fair.Request{Kind: fmt.Sprint(i), Tenant: "a",
 					Volume: fmt.Sprint(i)}
 			}, resource.number / 2},
-			"volume": {func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Volume: "a"} },
+			"volume": {func(i int) fair.Request { return fair.Request{Kind: fmt.Sprint(i), Volume: "a"} },
 				resource.number / 2},
-			"kind": {func(i int) fair.Claim {
-				return fair.Claim{Kind: "a", Tenant: fmt.Sprint(i),
+			"kind": {func(i int) fair.Request {
+				return fair.Request{Kind: "a", Tenant: fmt.Sprint(i),
 					Volume: fmt.Sprint(i)}
 			}, resource.number - 1},
 		} {
@@ -455,7 +455,7 @@ func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 				}
 				for i := range resource.number - tc.most { // other claims get all remaining slots
 					other := fmt.Sprint("other", i)
-					release, err := resource.slots.Acquire(ctx, fair.Claim{Kind: other, Tenant: other, Volume: other})
+					release, err := resource.slots.Acquire(ctx, fair.Request{Kind: other, Tenant: other, Volume: other})
 					if err != nil {
 						t.Fatal(err)
 					}

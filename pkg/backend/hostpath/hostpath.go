@@ -28,16 +28,16 @@
 //
 // Create takes these steps. Create plans the content of the volume from the request (content.go)
 // and looks in the catalog for a volume of that name: an existing volume must fit the plan, and
-// Create ends. Create asks package jobs whether a copy is making that volume, and reserves the
-// capacity in the catalog. Then store.Make makes a directory in staging/. Create fills this
-// directory with a data directory that has a limit (enforce.go) or with an image and its filesystem
-// (volume.go), and with the record. store.Make syncs the directory, renames it to volumes/<id>, and
-// syncs volumes/. Last, Create adds the volume to the catalog. After an error up to the rename,
-// store.Make removes the incomplete directory, and Create gives the capacity back. After an error
-// of the last sync, store.Make undoes the rename. If that fails, too, only the next start finds out
-// whether the volume exists: until then the catalog has the error instead of the volume, and the
-// capacity stays reserved. Restore and Clone differ in two points: a job runs the steps from the
-// reservation on, and the directory is filled with a copy.
+// Create ends. Create asks package jobs whether a job is creating a volume with this ID, and
+// reserves the capacity in the catalog. Then store.Make makes a directory in staging/. Create fills
+// this directory with a data directory that has a limit (enforce.go) or with an image and its
+// filesystem (volume.go), and with the record. store.Make syncs the directory, renames it to
+// volumes/<id>, and syncs volumes/. Last, Create adds the volume to the catalog. After an error up
+// to the rename, store.Make removes the incomplete directory, and Create releases the reservation.
+// After an error of the last sync, store.Make undoes the rename. If that fails, too, only the next
+// start finds out whether the volume exists: until then the catalog has the error instead of the
+// volume, and the capacity stays reserved. Restore and Clone differ in two points: a job runs the
+// steps from the reservation on, and the directory is filled with a copy.
 package hostpath
 
 import (
@@ -53,8 +53,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
-// Pauses before a root that cannot be used is opened again: after an error, and after a panic,
-// which is reported with its stack each time.
+// Pauses before a root that cannot be used is opened again: after an error, and after a panic. Each
+// panic is reported with its stack.
 const (
 	retryOpen  = 500 * time.Millisecond
 	retryPanic = 30 * time.Second

@@ -671,7 +671,7 @@ func TestABackgroundPanicIsReportedAndTheTaskRestarted(t *testing.T) {
 }
 
 func TestReservedBytesDoNotOverflow(t *testing.T) {
-	var x index
+	var x objectCatalog
 	huge := content{Size: 1 << 62}
 	x.Replace(contents{Volumes: []*volume{{ID: "a", content: huge}, {ID: "b", content: huge},
 		{ID: "c", content: huge}}})

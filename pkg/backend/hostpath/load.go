@@ -12,7 +12,7 @@ import (
 )
 
 // load finishes committed groups, moves incomplete objects of an earlier process to the trash,
-// makes the objects that it finds durable, and reads all records into the index. load reports an
+// makes the objects that it finds durable, and reads all records into the catalog. load reports an
 // object with an error and leaves it alone. All other objects are served.
 func (b *Backend) load(s *root) (err error) {
 	var c contents

@@ -29,7 +29,7 @@ func (b *Backend) Metrics() []backend.Metric {
 	}
 	all := []backend.Metric{
 		gauge("volumes", "Volumes made by CreateVolume.", float64(objects.Volumes)),
-		gauge("inline_volumes", "Inline ephemeral volumes.", float64(objects.Hidden)),
+		gauge("inline_volumes", "Inline volumes.", float64(objects.Hidden)),
 		gauge("snapshots", "Snapshots, including members of groups.", float64(objects.Snapshots)),
 		gauge("snapshot_groups", "Groups of snapshots.", float64(objects.Groups)),
 		gauge("unreadable_records", "Volumes, snapshots and groups whose record is unusable. The driver leaves them "+
@@ -71,12 +71,12 @@ func (b *Backend) Metrics() []backend.Metric {
 func (b *Backend) resources() []resource {
 	var checks []fair.Entry
 	for _, c := range b.cfg.Images.Checks() {
-		claim := fair.Claim{Kind: kindCheck, Tenant: c.Tenant, Volume: c.Image}
-		checks = append(checks, fair.Entry{Claim: claim, Running: c.Running, Since: c.Since})
+		claim := fair.Request{Kind: kindCheck, Tenant: c.Tenant, Volume: c.Image}
+		checks = append(checks, fair.Entry{Request: claim, Running: c.Running, Since: c.Since})
 	}
 	return []resource{
 		{"copy", []string{kindSnapshot, kindClone, kindRestore}, b.slots.copies.Entries()},
-		{"cut", []string{kindSnapshot, kindClone, kindRestore, kindGroup}, b.slots.cuts.Entries()},
+		{"cut", []string{kindSnapshot, kindClone, kindRestore, kindGroup}, b.slots.pointInTime.Entries()},
 		{"format", []string{kindFormat, kindUUID}, b.slots.formats.Entries()},
 		{"check", []string{kindCheck}, checks},
 	}

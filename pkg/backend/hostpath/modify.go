@@ -10,7 +10,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
-// Modify changes settings: first the record, then the current mounts. If only the second step
+// Modify changes parameters: first the record, then the current mounts. If only the second step
 // fails, the next mount, or the same call again, applies the record. A full or read-only disk is
 // ErrUnavailable in each step: ErrInvalid would be final for the resizer.
 func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[string]string) (err error) {
@@ -27,10 +27,10 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 	if err != nil {
 		return err
 	}
-	if err := onlySettings(parameters); err != nil {
+	if err := onlyMutable(parameters); err != nil {
 		return err
 	}
-	changes, err := readSettings(parameters, v.Kind)
+	changes, err := readParameters(parameters, v.Kind)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 		delete(next.Mutable, key)
 	}
 	if len(changes) > 0 && next.Mutable == nil {
-		next.Mutable = settings{}
+		next.Mutable = mutableParameters{}
 	}
 	maps.Copy(next.Mutable, changes)
 	defer b.traffic.begin()()
@@ -59,7 +59,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 	return b.apply(ctx, s, &next)
 }
 
-// apply applies v's settings to its current mounts.
+// apply applies v's parameters to its current mounts.
 func (b *Backend) apply(ctx context.Context, s *root, v *volume) error {
 	if v.Kind != image {
 		return nil

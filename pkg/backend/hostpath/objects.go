@@ -22,11 +22,11 @@ type volume struct {
 	ID   string `json:"id"`
 	Name string `json:"name"` // given to CreateVolume, or the kubelet's handle of an inline volume
 	content
-	Inline  bool      `json:"inline,omitempty"`
-	From    *origin   `json:"from,omitempty"`    // nil if the volume was created empty
-	Class   settings  `json:"class,omitempty"`   // set by the creation
-	Mutable settings  `json:"mutable,omitempty"` // set later; they override Class
-	Created time.Time `json:"created"`
+	Inline  bool              `json:"inline,omitempty"`
+	From    *contentSource    `json:"from,omitempty"`    // nil if the volume was created empty
+	Class   mutableParameters `json:"class,omitempty"`   // set by the creation
+	Mutable mutableParameters `json:"mutable,omitempty"` // set later; they override Class
+	Created time.Time         `json:"created"`
 
 	// Of a directory: the mark of its limit, nil if it cannot have a limit; whether it has a limit;
 	// and whether it had no limit at its creation although enforce was "preferred".
@@ -37,13 +37,14 @@ type volume struct {
 	namespace string // during its creation; see namespaceOf
 }
 
-// origin is the source of a volume: none, a snapshot or a volume. Either may be deleted by now.
-type origin struct {
+// contentSource is the source of a volume: none, a snapshot or a volume. Either may be deleted by
+// now.
+type contentSource struct {
 	Snapshot string `json:"snapshot,omitempty"` // ID
 	Volume   string `json:"volume,omitempty"`   // ID
 }
 
-func (o origin) String() string {
+func (o contentSource) String() string {
 	switch {
 	case o.Snapshot != "":
 		return "snapshot " + o.Snapshot
@@ -53,9 +54,9 @@ func (o origin) String() string {
 	return "nothing"
 }
 
-func (v *volume) origin() origin {
+func (v *volume) contentSource() contentSource {
 	if v.From == nil {
-		return origin{}
+		return contentSource{}
 	}
 	return *v.From
 }
@@ -67,12 +68,12 @@ func (v *volume) public() backend.Volume {
 	}
 	return backend.Volume{
 		ID: id, Size: v.Size, Parameters: v.parameters(), Mutable: v.mutable(), Inline: v.Inline,
-		SourceSnapshot: v.origin().Snapshot, SourceVolume: v.origin().Volume, Context: v.context(),
+		SourceSnapshot: v.contentSource().Snapshot, SourceVolume: v.contentSource().Volume, Context: v.context(),
 	}
 }
 
-// Volumes with default settings share these maps, as a list has thousands of volumes. Do not modify
-// the maps.
+// Volumes with default parameters share these maps, as a list has thousands of volumes. Do not
+// modify the maps.
 var (
 	plainParameters = map[kind]map[string]string{directory: {kindKey: string(directory)},
 		image: {kindKey: string(image)}}
@@ -98,7 +99,7 @@ func (v *volume) parameters() map[string]string {
 	return all
 }
 
-// mutable returns the current values of the settings that callers see.
+// mutable returns the current values of the parameters that callers see.
 func (v *volume) mutable() map[string]string {
 	if len(v.Class) == 0 && len(v.Mutable) == 0 {
 		return plainMutable[v.Kind]
@@ -116,18 +117,18 @@ func (v *volume) context() map[string]string {
 
 // set returns the current value of a setting of v.
 func (v *volume) set(key string) string {
-	for _, s := range []settings{v.Mutable, v.Class} {
+	for _, s := range []mutableParameters{v.Mutable, v.Class} {
 		if value, ok := s[key]; ok {
 			return value
 		}
 	}
-	return knownSettings[key].standard
+	return knownParameters[key].standard
 }
 
-// mutableOf returns the current values of all settings of a volume.
+// mutableOf returns the current values of all parameters of a volume.
 func mutableOf(v *volume) map[string]string {
 	all := map[string]string{}
-	for key, known := range knownSettings {
+	for key, known := range knownParameters {
 		if v.Kind == image || !known.images {
 			all[key] = v.set(key)
 		}
@@ -147,33 +148,34 @@ func (v *volume) plan(o backend.CreateOptions, from *content) (err error) {
 	if v.content, err = planContent(o, from); err != nil {
 		return err
 	}
-	if err := onlySettings(o.Mutable); err != nil {
+	if err := onlyMutable(o.Mutable); err != nil {
 		return err
 	}
-	if v.Class, err = readSettings(o.Parameters, v.Kind); err != nil {
+	if v.Class, err = readParameters(o.Parameters, v.Kind); err != nil {
 		return err
 	}
-	v.Mutable, err = readSettings(o.Mutable, v.Kind)
+	v.Mutable, err = readParameters(o.Mutable, v.Kind)
 	return err
 }
 
 // fits returns ErrExists unless v is as o requests. want is the plan of o.
 func (v *volume) fits(want *volume, o backend.CreateOptions) error {
-	if v.origin() != want.origin() {
-		return fmt.Errorf("%w: the volume was created from %s, not from %s", backend.ErrExists, v.origin(),
-			want.origin())
+	if v.contentSource() != want.contentSource() {
+		return fmt.Errorf("%w: the volume was created from %s, not from %s", backend.ErrExists, v.contentSource(),
+			want.contentSource())
 	}
 	if v.Kind != want.Kind || v.FSType != want.FSType || v.Block != want.Block || v.Size < o.Required ||
 		(o.Limit > 0 && v.Size > o.Limit) {
-		return fmt.Errorf("%w: the volume has %d bytes, kind %s, filesystem %q, block device: %v", backend.ErrExists,
-			v.Size, v.Kind, v.FSType, v.Block)
+		return fmt.Errorf("%w: the volume has %d bytes (required: %d, limit: %d), kind %s (wanted: %s), filesystem %q "+
+			"(wanted: %q), block device: %v (wanted: %v)", backend.ErrExists, v.Size, o.Required, o.Limit, v.Kind, want.Kind,
+			v.FSType, want.FSType, v.Block, want.Block)
 	}
 	if !maps.Equal(v.Class, want.Class) {
 		return fmt.Errorf("%w: the volume was created with %v", backend.ErrExists, v.Class)
 	}
-	for key, value := range want.Mutable { // other settings may have changed since
-		if v.set(key) != value {
-			return fmt.Errorf("%w: the volume's %s is %q", backend.ErrExists, key, v.set(key))
+	for _, key := range slices.Sorted(maps.Keys(want.Mutable)) { // other parameters may have changed since
+		if value := want.Mutable[key]; v.set(key) != value {
+			return fmt.Errorf("%w: the volume's %s is %q, not %q", backend.ErrExists, key, v.set(key), value)
 		}
 	}
 	return nil
@@ -211,8 +213,8 @@ func (v *volume) mount(data string, a backend.Access) (mounter.Mount, error) {
 func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
 	size := max(v.Size, o.Required)
 	if v.Kind == image {
-		if size > 1<<62 {
-			return 0, fmt.Errorf("%w: %d bytes", backend.ErrOutOfRange, size)
+		if size > maxImage {
+			return 0, fmt.Errorf("%w: an image of %d bytes: must have at most %d", backend.ErrOutOfRange, size, int64(maxImage))
 		}
 		size = (size + sizeUnit - 1) / sizeUnit * sizeUnit
 	}
@@ -246,16 +248,16 @@ func (v *volume) Project() uint32 {
 // snapshotFormat is the format of a snapshot's record.json. Version 1 is the first.
 var snapshotFormat = record.Format{Version: 1}
 
-// snapshot is the content of a record.json below snapshots/. The data is beside it, as that of a
-// volume: data/ or image.raw.
+// snapshot is the content of a record.json below snapshots/. Its data is in the same directory, as
+// for a volume: data/ or image.raw.
 type snapshot struct {
 	ID      string      `json:"id"`
 	Name    string      `json:"name"`   // given to CreateSnapshot; in a group the volume's ID
 	Source  string      `json:"source"` // ID of the volume
 	Accept  consistency `json:"consistency"`
 	content             // Size is the smallest size of a volume made from it
-	Cloned  bool        `json:"cloned,omitempty"` // an image: all of its blocks were the volume's own
-	Held    int64       `json:"held"`             // bytes of the disk, shared blocks included
+	Cloned  bool        `json:"cloned,omitempty"` // an image: the copy shared all blocks with the volume
+	OnDisk  int64       `json:"held"`             // bytes of the disk, shared blocks included
 	Group   string      `json:"group,omitempty"`  // ID
 	Created time.Time   `json:"created"`          // point in time of the data
 }
@@ -274,7 +276,7 @@ func (n *snapshot) fits(want *snapshot) error {
 
 func (n *snapshot) Key() string { return n.ID }
 
-func (n *snapshot) Reserved() int64 { return n.Held }
+func (n *snapshot) Reserved() int64 { return n.OnDisk }
 
 func (n *snapshot) VolumeID() string { return n.Source }
 

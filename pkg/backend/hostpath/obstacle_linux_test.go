@@ -245,9 +245,9 @@ func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 	}
 }
 
-// TestAnObstacleThatComesLaterHarmsNothingElse makes an obstacle at the path of an object that is
+// TestALaterObstacleAffectsNoOtherObject makes an obstacle at the path of an object that is
 // served.
-func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
+func TestALaterObstacleAffectsNoOtherObject(t *testing.T) {
 	ctx := context.Background()
 	for name, tc := range map[string]struct {
 		target func(s *scene) string

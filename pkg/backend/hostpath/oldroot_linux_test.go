@@ -26,7 +26,7 @@ import (
 // the states in which a crash can leave it. See testdata/README.md.
 const interruptedRoot = "testdata/interrupted-d787869.tar.gz"
 
-// interruptedContent is what that release returned for the root, in held.json of the archive.
+// interruptedContent has the results of that release for the root, in held.json of the archive.
 type interruptedContent struct {
 	Volumes   []backend.Volume
 	Snapshots []backend.Snapshot

@@ -79,13 +79,13 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	if failed != nil {
 		return nil, failed
 	}
-	return b.diagnose(s, id, v, err, failing), nil
+	return b.conditionsOf(s, id, v, err, failing), nil
 }
 
 // ListHealth examines the volumes whose IDs are above after, and returns the first volumes with a
 // condition, at most limit.
 func (b *Backend) ListHealth(ctx context.Context, after string,
-	limit int) (sick []backend.VolumeHealth, more bool, err error) {
+	limit int) (unhealthy []backend.VolumeHealth, more bool, err error) {
 	s, err := b.ready()
 	if err != nil {
 		return nil, false, err
@@ -105,19 +105,19 @@ func (b *Backend) ListHealth(ctx context.Context, after string,
 		if err := ctx.Err(); err != nil {
 			return nil, false, err
 		}
-		if conditions := b.diagnose(s, id, volumes[i], broken[i], failing); len(conditions) > 0 {
-			if len(sick) == limit {
-				return sick, true, nil
+		if conditions := b.conditionsOf(s, id, volumes[i], broken[i], failing); len(conditions) > 0 {
+			if len(unhealthy) == limit {
+				return unhealthy, true, nil
 			}
-			sick = append(sick, backend.VolumeHealth{ID: id, Conditions: conditions})
+			unhealthy = append(unhealthy, backend.VolumeHealth{ID: id, Conditions: conditions})
 		}
 	}
-	return sick, false, nil
+	return unhealthy, false, nil
 }
 
-// diagnose returns the conditions of the volume id. err is the reason why its record cannot be
+// conditionsOf returns the conditions of the volume id. err is the reason why its record cannot be
 // used. failing are the images whose filesystems have failed, by path.
-func (b *Backend) diagnose(s *root, id string, v *volume, err error,
+func (b *Backend) conditionsOf(s *root, id string, v *volume, err error,
 	failing map[string]mounter.Failure) []backend.Condition {
 	return append(b.observe(s, id, v, err, failing), b.troubles.conditions(id)...)
 }

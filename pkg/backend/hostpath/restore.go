@@ -19,23 +19,23 @@ import (
 
 // Restore makes a volume from a snapshot.
 func (b *Backend) Restore(ctx context.Context, snapshot string, o backend.CreateOptions) (backend.Volume, error) {
-	return b.createFrom(ctx, origin{Snapshot: snapshot}, o)
+	return b.createFrom(ctx, contentSource{Snapshot: snapshot}, o)
 }
 
 // Clone makes a volume from another volume.
 func (b *Backend) Clone(ctx context.Context, source string, o backend.CreateOptions) (backend.Volume, error) {
-	return b.createFrom(ctx, origin{Volume: source}, o)
+	return b.createFrom(ctx, contentSource{Volume: source}, o)
 }
 
 // createFrom makes the volume o.Name from a source, or finds the existing volume.
-func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateOptions) (backend.Volume, error) {
+func (b *Backend) createFrom(ctx context.Context, from contentSource, o backend.CreateOptions) (backend.Volume, error) {
 	s, err := b.ready()
 	if err != nil {
 		return backend.Volume{}, err
 	}
 	v := &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name, From: &from, Created: timestamp()}
 	switch old, err := b.volume(v.ID); {
-	case err == nil: // the source may be deleted: it had this kind, and was not larger
+	case err == nil: // the source may be deleted, so its content is assumed to be that of the volume
 		source := old.content
 		source.Size = 0
 		if err := v.plan(o, &source); err != nil {
@@ -68,7 +68,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 			return err
 		}
 		c := copying{Backend: b, store: s, from: path.Join(snapshotsDir, id), accept: accept, job: &copyJob{Job: job}}
-		c.claim = fair.Claim{Kind: kindRestore, Tenant: o.Namespace, Volume: id}
+		c.claim = fair.Request{Kind: kindRestore, Tenant: o.Namespace, Volume: id}
 		if from.Volume != "" {
 			c.from, c.live, c.claim.Kind = path.Join(volumesDir, id), id, kindClone
 		}
@@ -81,7 +81,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 }
 
 // contentOf returns the content of the snapshot or volume to be copied.
-func (b *Backend) contentOf(from origin) (content, error) {
+func (b *Backend) contentOf(from contentSource) (content, error) {
 	if from.Volume != "" {
 		v, err := b.persistent(from.Volume)
 		if err != nil {
@@ -96,7 +96,7 @@ func (b *Backend) contentOf(from origin) (content, error) {
 	return n.content, nil
 }
 
-// makeVolume makes v from its source, and adds v to the index.
+// makeVolume makes v from its source, and adds v to the catalog.
 func (c copying) makeVolume(ctx context.Context, source content, v *volume) error {
 	defer c.traffic.begin()()
 	defer c.wakeTrash()

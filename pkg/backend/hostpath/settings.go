@@ -12,10 +12,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// settings are the mutable parameters of a volume, in the normalized form in which they are
-// compared and stored. A StorageClass can set them, and a VolumeAttributesClass overrides the
+// mutableParameters are the mutable parameters of a volume, in the normalized form in which they
+// are compared and stored. A StorageClass can set them, and a VolumeAttributesClass overrides the
 // StorageClass.
-type settings map[string]string
+type mutableParameters map[string]string
 
 const (
 	enforceKey   = "enforce"   // whether the size of a directory is enforced
@@ -45,7 +45,7 @@ type setting struct {
 	read func(value string) (string, error)
 }
 
-var knownSettings = map[string]setting{
+var knownParameters = map[string]setting{
 	enforceKey: {preferred, false,
 		func(value string) (string, error) { return value, oneOf(value, required, preferred, off) }},
 	directIOKey: {"true", true, func(value string) (string, error) { return value, oneOf(value, "true", "false") }},
@@ -80,11 +80,11 @@ func oneOf(value string, allowed ...string) error {
 	return fmt.Errorf("%w: invalid value %.32q: must be one of %q", backend.ErrInvalid, value, allowed)
 }
 
-// readSettings returns the settings among parameters. The value "" is the same as no parameter.
-func readSettings(parameters map[string]string, k kind) (settings, error) {
-	var all settings
+// readParameters returns the parameters among parameters. The value "" is the same as no parameter.
+func readParameters(parameters map[string]string, k kind) (mutableParameters, error) {
+	var all mutableParameters
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		known, ok := knownSettings[key]
+		known, ok := knownParameters[key]
 		if !ok || parameters[key] == "" {
 			continue
 		}
@@ -100,19 +100,19 @@ func readSettings(parameters map[string]string, k kind) (settings, error) {
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
 		if all == nil {
-			all = settings{}
+			all = mutableParameters{}
 		}
 		all[key] = value
 	}
 	return all, nil
 }
 
-// onlySettings returns ErrInvalid for a parameter that is not a setting.
-func onlySettings(parameters map[string]string) error {
+// onlyMutable returns ErrInvalid for a parameter that is not mutable.
+func onlyMutable(parameters map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) { // the same key in each attempt
-		if _, ok := knownSettings[key]; !ok {
+		if _, ok := knownParameters[key]; !ok {
 			return fmt.Errorf("%w: unknown mutable parameter %.64q: must be one of %q", backend.ErrInvalid, key,
-				slices.Sorted(maps.Keys(knownSettings)))
+				slices.Sorted(maps.Keys(knownParameters)))
 		}
 	}
 	return nil

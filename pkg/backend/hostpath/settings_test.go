@@ -59,7 +59,7 @@ func TestSettingsAreStoredAppliedAndReset(t *testing.T) {
 		b = w.restart(b)
 		got, err := b.Get(ctx, v.ID, nil)
 		if err != nil || !maps.Equal(got.Mutable, step.want) {
-			t.Errorf("after %v the settings are %v, %v, want %v", step.change, got.Mutable, err, step.want)
+			t.Errorf("after %v the parameters are %v, %v, want %v", step.change, got.Mutable, err, step.want)
 		}
 	}
 	m, err := b.Mount(ctx, v.ID, backend.Access{})
@@ -112,7 +112,7 @@ func TestInvalidSettingsAreRejected(t *testing.T) {
 				t.Errorf("Modify = %v, want ErrInvalid", err)
 			}
 			if after, _ := b.Get(ctx, tc.id, nil); !maps.Equal(before.Mutable, after.Mutable) {
-				t.Errorf("the settings were %v and are %v", before.Mutable, after.Mutable)
+				t.Errorf("the parameters were %v and are %v", before.Mutable, after.Mutable)
 			}
 			o := backend.CreateOptions{Name: "new", Access: []backend.Access{{}}, Parameters: before.Parameters,
 				Mutable: tc.parameters}
@@ -123,9 +123,9 @@ func TestInvalidSettingsAreRejected(t *testing.T) {
 	}
 }
 
-// TestInlineVolumesHaveNoSettings: the author of a pod chooses only the kind. All other settings
-// are those of an administrator.
-func TestInlineVolumesHaveNoSettings(t *testing.T) {
+// TestInlineVolumesHaveNoParameters: the author of a pod chooses only the kind. All other
+// parameters are those of an administrator.
+func TestInlineVolumesHaveNoParameters(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
 	handle := "csi-" + strings.Repeat("0", 64)
@@ -161,7 +161,8 @@ func TestTheChartHasTheSizesOfTheDriver(t *testing.T) {
 	}
 }
 
-// TestFirstUnknownParameterIsNamed: the error for several unknown parameters is the same in each attempt.
+// TestFirstUnknownParameterIsNamed: the error for several unknown parameters is the same in each
+// attempt.
 func TestFirstUnknownParameterIsNamed(t *testing.T) {
 	unknown := map[string]string{}
 	for i := range 10 {
@@ -172,7 +173,7 @@ func TestFirstUnknownParameterIsNamed(t *testing.T) {
 			_, err := planContent(backend.CreateOptions{Parameters: unknown}, nil)
 			return err
 		},
-		"modify":   func() error { return onlySettings(unknown) },
+		"modify":   func() error { return onlyMutable(unknown) },
 		"snapshot": func() error { _, err := snapshotParameters(unknown); return err },
 	} {
 		t.Run(name, func(t *testing.T) {

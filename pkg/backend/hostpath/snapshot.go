@@ -19,7 +19,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Snapshot copies the content of a volume: an image at a point in time, a directory file by file.
+// Snapshot copies the data of a volume. A mounted image is copied at a point in time, or rejected,
+// unless the parameter consistency is none. A directory is copied file by file, except on btrfs,
+// where it is a subvolume with a snapshot of its own.
 func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (backend.Snapshot, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -45,7 +47,7 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 		description += ", consistency " + string(n.Accept)
 	}
 	err = b.runOrJoin(ctx, n.ID, description, []string{n.Source}, func(ctx context.Context, job *jobs.Job) error {
-		return b.takeSnapshot(ctx, s, n, fair.Claim{Kind: kindSnapshot, Tenant: o.Namespace, Volume: n.Source},
+		return b.takeSnapshot(ctx, s, n, fair.Request{Kind: kindSnapshot, Tenant: o.Namespace, Volume: n.Source},
 			&copyJob{Job: job})
 	})
 	if err != nil {
@@ -64,8 +66,8 @@ func snapshotParameters(parameters map[string]string) (consistency, error) {
 	return parseConsistency(parameters)
 }
 
-// takeSnapshot makes n from its volume, and adds n to the index.
-func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim fair.Claim, job *copyJob) error {
+// takeSnapshot makes n from its volume, and adds n to the catalog.
+func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim fair.Request, job *copyJob) error {
 	if old, err := b.snapshot(n.ID); err == nil { // made just before this job began
 		return old.fits(n)
 	}
@@ -90,10 +92,10 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim 
 		n.setResult(got)
 		b.catalog.Release(reserved)
 		reserved = 0
-		if err := b.reserve(s, n.Held); err != nil {
+		if err := b.reserve(s, n.OnDisk); err != nil {
 			return err
 		}
-		reserved = n.Held
+		reserved = n.OnDisk
 		return store.WriteRecord(incomplete, snapshotFormat, n)
 	})
 	switch {
@@ -117,7 +119,7 @@ func (c copying) estimate(v *volume) (held int64) {
 	case v.Kind == image:
 		if src, err := c.store.Dir().OpenFile(c.store.dataName(v), os.O_RDONLY, 0); err == nil {
 			defer src.Close()
-			held, _ = copier.Held(src)
+			held, _ = copier.OnDisk(src)
 		}
 	case v.Enforced:
 		u, _ := c.quotaUsage(c.store, v)

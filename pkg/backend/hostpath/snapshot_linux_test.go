@@ -150,7 +150,7 @@ func TestASnapshotKeepsItsContent(t *testing.T) {
 			t.Errorf("Cloned = %v, want %v", got, f.Reflinks)
 		}
 		if f.Reflinks { // 4 KiB of data and the metadata of the filesystem, not 8 MiB
-			if held := known(b.snapshot(n.ID)).Held; held < 4096 || held > mib {
+			if held := known(b.snapshot(n.ID)).OnDisk; held < 4096 || held > mib {
 				t.Errorf("the snapshot holds %d bytes", held)
 			}
 		}
@@ -328,7 +328,7 @@ func occupy(t *testing.T, s *fair.Slots) (release func()) {
 	var releases []func()
 	for i, kind := range []string{kindSnapshot, kindClone, kindRestore, kindSnapshot} {
 		tenant := fmt.Sprint("tenant-", i%2)
-		r, err := s.Acquire(t.Context(), fair.Claim{Kind: kind, Tenant: tenant, Volume: tenant})
+		r, err := s.Acquire(t.Context(), fair.Request{Kind: kind, Tenant: tenant, Volume: tenant})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -396,7 +396,7 @@ func TestTheCopyOfAChangedImageIsDiscarded(t *testing.T) {
 	if _, err := b.Snapshot(ctx, o); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	w.eventually("waiting", func() bool { return b.jobs.Held(v.ID) })
+	w.eventually("waiting", func() bool { return b.jobs.WritesBlocked(v.ID) })
 	time.Sleep(20 * time.Millisecond) // a clock tick of the filesystem
 	w.write(w.disk(v.ID), 0, []byte("sneaky"))
 	finish()

@@ -40,7 +40,7 @@ type trouble struct {
 }
 
 // failed records the reason why the source of c could not be copied.
-func (t *troubles) failed(c fair.Claim, message string) {
+func (t *troubles) failed(c fair.Request, message string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if entry := t.of(c); entry.hangs == 0 {
@@ -49,7 +49,7 @@ func (t *troubles) failed(c fair.Claim, message string) {
 }
 
 // well records a successful copy of the source.
-func (t *troubles) well(c fair.Claim) {
+func (t *troubles) well(c fair.Request) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if entry := t.bySource[c.Volume]; entry != nil && entry.hangs == 0 {
@@ -58,7 +58,7 @@ func (t *troubles) well(c fair.Claim) {
 }
 
 // hang records that a copy hangs in the source since a time, until ends is called.
-func (t *troubles) hang(c fair.Claim, since time.Time, message string) (ends func()) {
+func (t *troubles) hang(c fair.Request, since time.Time, message string) (ends func()) {
 	t.mu.Lock()
 	entry := t.of(c)
 	entry.hangs++
@@ -80,14 +80,14 @@ func (t *troubles) hang(c fair.Claim, since time.Time, message string) (ends fun
 }
 
 // warned logs an event for the operator.
-func (t *troubles) warned(c fair.Claim, reason, message string) {
+func (t *troubles) warned(c fair.Request, reason, message string) {
 	if t.warn != nil {
 		t.warn(c.Volume, reason, message)
 	}
 }
 
 // of returns the trouble of a source, which it adds if necessary. It removes old troubles.
-func (t *troubles) of(c fair.Claim) *trouble {
+func (t *troubles) of(c fair.Request) *trouble {
 	if t.bySource == nil {
 		t.bySource = map[string]*trouble{}
 	}
@@ -105,11 +105,11 @@ func (t *troubles) of(c fair.Claim) *trouble {
 }
 
 // tenantOf returns the namespace of a claim, or the volume where the namespace is not known.
-func tenantOf(c fair.Claim) string { return cmp.Or(c.Tenant, c.Volume) }
+func tenantOf(c fair.Request) string { return cmp.Or(c.Tenant, c.Volume) }
 
 // check returns ErrPrecondition while a copy hangs in the source, as another copy would also hang,
 // or while copies hang in too many volumes of the tenant.
-func (t *troubles) check(c fair.Claim) error {
+func (t *troubles) check(c fair.Request) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if entry := t.bySource[c.Volume]; entry != nil && entry.hangs > 0 {
@@ -164,7 +164,7 @@ func (t *troubles) hanging() (n int) {
 // watch is a copy that may hang.
 type watch struct {
 	troubles *troubles
-	claim    fair.Claim
+	claim    fair.Request
 	leave    func() // leaves the slot of the copy
 	after    time.Duration
 	ends     func() // not nil while the copy hangs

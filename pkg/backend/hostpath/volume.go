@@ -20,7 +20,7 @@ import (
 )
 
 // Create makes a directory or an image. Create takes three fsyncs: of the record, of the directory
-// around it, and of volumes/ after the rename.
+// around it, and of volumes/ after the rename. An image takes a fourth, of the image itself.
 func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
 	return b.create(ctx, &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name}, o)
 }
@@ -72,7 +72,7 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	return v.public(), err
 }
 
-// makeReserved reserves space for v, calls create, and adds v to the index.
+// makeReserved reserves space for v, calls create, and adds v to the catalog.
 func (b *Backend) makeReserved(s *root, v *volume, create func() error) error {
 	if err := b.reserve(s, v.Size); err != nil {
 		return err
@@ -142,7 +142,7 @@ const leastFree = 1 << 20
 // format makes the filesystem of v in an image.
 func (b *Backend) format(ctx context.Context, image *os.File, v *volume) error {
 	resume := b.traffic.pause() // time spent waiting is not traffic
-	leave, err := b.slots.formats.Acquire(ctx, fair.Claim{Kind: kindFormat, Tenant: v.namespace, Volume: v.ID})
+	leave, err := b.slots.formats.Acquire(ctx, fair.Request{Kind: kindFormat, Tenant: v.namespace, Volume: v.ID})
 	resume()
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (b *Backend) Get(_ context.Context, id string, _ map[string]string) (backen
 }
 
 // Mount returns the volume's directory, its filesystem or its device. Mount checks the type of the
-// data first: the Mounter follows no link, and its error does not name the obstacle.
+// data first: the Mounter follows no link, and the error of the Mounter does not name the link.
 func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -174,13 +174,13 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err != nil {
 		return mounter.Mount{}, err
 	}
-	for key, value := range a.Context {
-		if own, ok := v.context()[key]; !ok || own != value {
-			return mounter.Mount{}, fmt.Errorf("%w: volume %s has another %.64q in its context", backend.ErrInvalid,
-				v.ID, key)
+	for _, key := range slices.Sorted(maps.Keys(a.Context)) {
+		if own, ok := v.context()[key]; !ok || own != a.Context[key] {
+			return mounter.Mount{}, fmt.Errorf("%w: invalid %.64q in the volume context of %s: must be %q",
+				backend.ErrInvalid, key, v.ID, own)
 		}
 	}
-	if b.jobs.Held(v.ID) {
+	if b.jobs.WritesBlocked(v.ID) {
 		return mounter.Mount{}, fmt.Errorf("%w: volume %s is being copied: it can be mounted when the copy is complete",
 			backend.ErrBusy, v.ID)
 	}

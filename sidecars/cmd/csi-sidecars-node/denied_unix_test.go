@@ -152,8 +152,8 @@ func freePort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestAHealthyDriverOutlivesASidecarWithoutPermission: the socket, then the registration directory, may not be used, and both
-// are repaired while the program runs.
+// TestAHealthyDriverOutlivesASidecarWithoutPermission: the socket, then the registration directory,
+// may not be used, and both are repaired while the program runs.
 func TestAHealthyDriverOutlivesASidecarWithoutPermission(t *testing.T) {
 	dir, err := os.MkdirTemp("", "node")
 	if err != nil {

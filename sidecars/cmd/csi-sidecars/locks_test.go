@@ -14,8 +14,9 @@ import (
 	"github.com/kubernetes-csi/external-resizer/v2/pkg/util"
 )
 
-// drivers are names that upstream's programs treat in different ways. CSI allows letters of both cases, digits, dashes and dots, up
-// to 63 characters. No program enforces that, so the others must give the same lock names, too.
+// drivers are names that upstream's programs treat in different ways. CSI allows letters of both
+// cases, digits, dashes and dots, up to 63 characters. No program enforces that, so the others must
+// give the same lock names, too.
 var drivers = []string{
 	"hostpath.csi.k8s.io",
 	"org/driver.example.com",
@@ -29,11 +30,13 @@ var drivers = []string{
 	strings.Repeat("more-than-253.", 20) + "example.com",
 }
 
-// A process with another lock name than upstream's does not see the old sidecar, and works beside it. csi-lib-utils makes the
-// lease's name from the lock name: see TestLocksAreNamedAsUpstreamNamesThem.
+// A process with another lock name than upstream's does not see the old sidecar, and works beside
+// it. csi-lib-utils makes the lease's name from the lock name: see
+// TestLocksAreNamedAsUpstreamNamesThem.
 func TestLocksAreUpstreams(t *testing.T) {
 	want := map[string]func(*testing.T, string) string{
-		// Its module is not among ours: external-health-monitor v0.18.0, cmd/csi-external-health-monitor-controller/main.go.
+		// Its module is not among ours: external-health-monitor v0.18.0,
+		// cmd/csi-external-health-monitor-controller/main.go.
 		"health-monitor": func(_ *testing.T,
 			driver string) string {
 			return "external-health-monitor-leader-" + driver
@@ -64,7 +67,8 @@ func TestLocksAreUpstreams(t *testing.T) {
 	}
 }
 
-// elects has the functions of csi-lib-utils that run an election, and the position of the lock name among their arguments.
+// elects has the functions of csi-lib-utils that run an election, and the position of the lock name
+// among their arguments.
 var elects = map[string]int{"RunWithLeaderElection": 4, "NewLeaderElection": 1}
 
 // upstreamLock finds the lock name in the source of a program of upstream, and returns a function
@@ -167,8 +171,8 @@ func (s lockSource) call(c *ast.CallExpr) string {
 	return ""
 }
 
-// variable returns the value of a variable or constant. A variable that is set in several places must have the same value in all
-// of them, except where it is empty.
+// variable returns the value of a variable or constant. A variable that is set in several places
+// must have the same value in all of them, except where it is empty.
 func (s lockSource) variable(name string) string {
 	s.Helper()
 	if spec, ok := s.constant(name); ok {

@@ -200,7 +200,7 @@ func TestTheTimesOfTheManifestFollowTheFlags(t *testing.T) {
 	}
 }
 
-func TestTheCSIDriverSaysWhatTheFlagsSay(t *testing.T) {
+func TestTheCSIDriverMatchesTheFlags(t *testing.T) {
 	for args, want := range map[string][2]bool{
 		"":                      {true, false},
 		"--driver-attach=false": {false, false},

@@ -117,8 +117,8 @@ func rights(t *testing.T, name string, args ...string) []string {
 // named is the name of an object, and where it is.
 var named = regexp.MustCompile(`(?m)^metadata:\n  name: .*(\n  namespace: .*)?$`)
 
-// choose returns a list of templates: of each of the objects as it is if a value is set, and as it is
-// without. Both lists have the same objects in the same order.
+// choose returns a list of templates: of each of the objects as it is if a value is set, and as it
+// is without. Both lists have the same objects in the same order.
 func choose(t *testing.T, condition string, with, without []string) []string {
 	t.Helper()
 	if len(with) != len(without) {

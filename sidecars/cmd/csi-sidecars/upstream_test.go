@@ -136,7 +136,8 @@ func moduleDir(t *testing.T, module string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// declared are the flags that the source in a directory declares, with their defaults as package flag prints them.
+// declared are the flags that the source in a directory declares, with their defaults as package
+// flag prints them.
 func declared(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -171,7 +172,8 @@ type source struct {
 	file *ast.File
 }
 
-// flag reads a call such as flag.Int("workers", 10, "…") or flags.IntVar(&workers, "workers", 10, "…").
+// flag reads a call such as flag.Int("workers", 10, "…") or flags.IntVar(&workers, "workers", 10,
+// "…").
 func (s source) flag(call *ast.CallExpr) (name, fallback string, ok bool) {
 	to, is := call.Fun.(*ast.SelectorExpr)
 	if !is {

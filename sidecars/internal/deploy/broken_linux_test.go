@@ -172,8 +172,8 @@ func TestTheRulesSee(t *testing.T) {
 	}
 }
 
-// TestTheTableSays: a row of the documentation that goes, or is made up, is missed.
-func TestTheTableSays(t *testing.T) {
+// TestTheTableOfFlags: a row of the documentation that goes, or is made up, is missed.
+func TestTheTableOfFlags(t *testing.T) {
 	page := read(t, "docs", "how-to", "install.md")
 	for name, tc := range map[string]struct{ old, new, want string }{
 		"a row is gone":    {"| `driver` | privileged |", "| `driver` | little |", "no row for driver: privileged"},

@@ -260,8 +260,8 @@ func TestTheCheckSees(t *testing.T) {
 	}
 }
 
-// TestTheFlagsAreUpstreams compares the table above with upstream's source, where the module cache has it:
-// go mod download github.com/kubernetes-csi/external-provisioner/v6@v6.3.0, and so on.
+// TestTheFlagsAreUpstreams compares the table above with upstream's source, where the module cache
+// has it: go mod download github.com/kubernetes-csi/external-provisioner/v6@v6.3.0, and so on.
 func TestTheFlagsAreUpstreams(t *testing.T) {
 	cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
 	if err != nil {
@@ -323,7 +323,8 @@ func declared(t *testing.T, file string, flags map[string]string) {
 	})
 }
 
-// TestUpstreamTakesTheFlags starts upstream's programs with them, where CAUSEWAY_SIDECARS is a directory that has them.
+// TestUpstreamTakesTheFlags starts upstream's programs with them, where CAUSEWAY_SIDECARS is a
+// directory that has them.
 func TestUpstreamTakesTheFlags(t *testing.T) {
 	dir := os.Getenv("CAUSEWAY_SIDECARS")
 	if dir == "" {

@@ -1,4 +1,5 @@
-// These tests run on Linux alone, so that make vet needn't compile Kubernetes' types for every platform.
+// These tests run on Linux alone, so that make vet need not compile Kubernetes' types for every
+// platform.
 
 package deploy
 
@@ -243,7 +244,8 @@ func (m *manifests) checkForgotten() []string {
 	})
 }
 
-// checkCapacity: the objects belong to the Deployment, two above the pod, which the provisioner finds by its name.
+// checkCapacity: the objects belong to the Deployment, two above the pod, which the provisioner
+// finds by its name.
 func (m *manifests) checkCapacity() []string {
 	c := container(m.controller.Spec.Template.Spec, "csi-sidecars")
 	env := map[string]string{}
@@ -290,7 +292,8 @@ func (m *manifests) checkCertificates() (wrong []string) {
 	return append(wrong, differ(map[string][2]any{"--peer-server": {m.router()["peer-server"], "causeway-nodes"}})...)
 }
 
-// checkImages: the kustomization, where the release is changed, has every image, and nothing else is there already.
+// checkImages: the kustomization, where the release is changed, has every image, and nothing else
+// is there already.
 func (m *manifests) checkImages() (wrong []string) {
 	used := map[string]string{}
 	for _, p := range []core.PodSpec{m.controller.Spec.Template.Spec, m.node.Spec.Template.Spec} {

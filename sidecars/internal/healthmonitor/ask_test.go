@@ -71,7 +71,7 @@ func TestTheNextRoundIsSoonerAfterAListThatFailed(t *testing.T) {
 	}
 }
 
-func TestADriverThatCannotListIsAskedForEachVolume(t *testing.T) {
+func TestADriverWithoutListsIsQueriedForEachVolume(t *testing.T) {
 	d := five()
 	h := start(t, newAPI(true, bounds("a", "b")...), d, func(c *Config) {
 		c.Capabilities = rpc.ControllerCapabilitySet{csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH: true}
@@ -84,7 +84,7 @@ func TestADriverThatCannotListIsAskedForEachVolume(t *testing.T) {
 	}
 }
 
-func TestAVolumeThatAListMissesIsAskedForBeforeItCountsAsWell(t *testing.T) {
+func TestAVolumeMissingFromAListIsQueriedBeforeItCountsAsHealthy(t *testing.T) {
 	d := holding(sickness{"vol-a": slow})
 	h := start(t, newAPI(true, bound("a")...), d)
 	h.look()
@@ -174,7 +174,7 @@ func TestAFailedCallIsNoRecovery(t *testing.T) {
 	h.wants("status when it answers again", h.health("claim-a"), "Degraded(Slow)")
 }
 
-func TestADriverThatIsAwayIsNotAskedForEveryVolume(t *testing.T) {
+func TestAnAbsentDriverIsNotQueriedForEveryVolume(t *testing.T) {
 	d := five()
 	d.away = true
 	h := start(t, newAPI(true, bounds("a", "b", "c", "d", "e")...), d)
@@ -184,7 +184,7 @@ func TestADriverThatIsAwayIsNotAskedForEveryVolume(t *testing.T) {
 	}
 }
 
-func TestAVolumeThatIsNotFoundIsAskedForLessAndLess(t *testing.T) {
+func TestAVolumeThatIsNotFoundIsQueriedAtGrowingIntervals(t *testing.T) {
 	d := behind(status.Error(codes.NotFound, "no volume"))
 	h := start(t, newAPI(true, bound("a")...), d)
 	var asked []int

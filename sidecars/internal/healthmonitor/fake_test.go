@@ -215,7 +215,8 @@ func newAPI(gate bool, objects ...runtime.Object) *fakeAPI {
 	return a
 }
 
-// patch is DropDisabledFieldsFromStatus and ValidatePersistentVolumeClaimStatusUpdate of Kubernetes 1.37.1, and counts versions.
+// patch is DropDisabledFieldsFromStatus and ValidatePersistentVolumeClaimStatusUpdate of Kubernetes
+// 1.37.1, and counts versions.
 func (a *fakeAPI) patch(action clienttesting.Action) (bool, runtime.Object, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -437,7 +438,8 @@ func (h *harness) wants(what string, got []string, want ...string) {
 	}
 }
 
-// bound returns a volume of this driver and its claim, as vol-<n>, pv-<n> and claim-<n> in namespace team.
+// bound returns a volume of this driver and its claim, as vol-<n>, pv-<n> and claim-<n> in
+// namespace team.
 func bound(n string) []runtime.Object {
 	claim := &v1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim-" + n, UID: apitypes.UID("uid-" + n),

@@ -30,7 +30,7 @@ func TestNewMonitor(t *testing.T) {
 	}
 }
 
-func TestAConditionIsWrittenAndToldOnceAndItsEndToo(t *testing.T) {
+func TestAConditionAndItsEndAreReportedOnce(t *testing.T) {
 	d := holding(sickness{"vol-a": {degraded("SlowDisk", "slow")}, "vol-b": nil})
 	h := start(t, newAPI(true, bounds("a", "b")...), d)
 
@@ -97,7 +97,7 @@ func TestTwoReasonsOfOneStatusAreTwoConditions(t *testing.T) {
 		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Full); Degraded (Slow): 9 s")
 }
 
-func TestAMessageAloneIsWrittenSeldomAndNeverToldAgain(t *testing.T) {
+func TestANewMessageIsWrittenRarelyAndCausesNoEvent(t *testing.T) {
 	d := holding(sickness{"vol-a": {degraded("Slow", "1 s")}})
 	h := start(t, newAPI(true, bound("a")...), d)
 	h.look()
@@ -196,7 +196,7 @@ func TestAFieldThatIsSetIsKeptUpWithTheGateOff(t *testing.T) {
 	h.wants("status after recovery", h.health("claim-a"))
 }
 
-func TestAWriteThatFailedIsTriedAgainAndNotToldAgain(t *testing.T) {
+func TestAFailedWriteIsRetriedWithoutAnotherEvent(t *testing.T) {
 	api := newAPI(true, bound("a")...)
 	api.patchErr = errors.New("forbidden")
 	h := start(t, api, holding(sickness{"vol-a": {degraded("Slow", "")}}))
@@ -305,7 +305,7 @@ func TestWhoseVolumesAreLookedAt(t *testing.T) {
 	}
 }
 
-func TestPodsThatUseTheVolumeAreTold(t *testing.T) {
+func TestPodsOfTheVolumeGetTheEvent(t *testing.T) {
 	controlled := true
 	pod := func(name string, phase v1.PodPhase, s v1.VolumeSource) kruntime.Object {
 		return &v1.Pod{
@@ -496,7 +496,7 @@ func (h *harness) gathers(want string, names ...string) {
 	}
 }
 
-func TestAMassOfSickClaimsHasBoundedSeries(t *testing.T) {
+func TestManyUnhealthyClaimsHaveBoundedSeries(t *testing.T) {
 	s := newSick(prometheus.Labels{"driver_name": driverName})
 	memories := map[apiUID]*memory{}
 	for i := range maxSeries + 7 {

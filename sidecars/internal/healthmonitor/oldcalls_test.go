@@ -154,7 +154,7 @@ csi_sidecars_volume_health_abnormal{driver_name="health.csi.example.com",namespa
 	}
 }
 
-func TestANewMessageOfAVolumeConditionIsTold(t *testing.T) {
+func TestANewMessageOfAVolumeConditionCausesAnEvent(t *testing.T) {
 	h := startOld(t, conditionsByList, map[string]string{"vol-a": statusLost, "vol-b": statusNormal})
 	h.look()
 	h.events.said()

@@ -88,7 +88,7 @@ func TestLocksAreNamedAsUpstreamNamesThem(t *testing.T) {
 	}
 }
 
-func TestWhoIsElectedByWhat(t *testing.T) {
+func TestTheLeasesOfTheControllers(t *testing.T) {
 	of := func(prefix string) func(string) string { return func(driver string) string { return prefix + driver } }
 	parts := []*sidecar.Part{
 		{Controller: plain{name: "attacher", needs: sidecar.Needs{Lock: of("attacher-")}}},
@@ -197,7 +197,7 @@ func TestALeaseThatRanOutIsNotRenewedThoughItStillHasOurName(t *testing.T) {
 }
 
 // An elector that could not renew in time gives up its lease. Another process may have it since.
-func TestALeaseThatSomebodyElseHasIsNotGivenUp(t *testing.T) {
+func TestALeaseOfAnotherHolderIsNotReleased(t *testing.T) {
 	b := &book{}
 	one := &term{Interface: b, lasts: time.Hour, lost: func() {}}
 	one.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"})
@@ -219,7 +219,7 @@ func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{}, nil
 }
 
-func TestWhoDoesNotLeadOnlyReads(t *testing.T) {
+func TestAFollowerOnlyReads(t *testing.T) {
 	for _, c := range []struct {
 		leads error
 		want  way

@@ -13,9 +13,10 @@ import (
 	"github.com/kubernetes-csi/external-resizer/v2/pkg/util"
 )
 
-// csi-lib-utils makes the lease's name from the lock name by a function that it does not export, and whose package needs a module
-// that the product does not have. The resizer exports a copy. Neither shortens a name: the API server rejects a lease whose name
-// has more than 253 characters or an upper-case letter, and then no process leads, upstream's or ours.
+// csi-lib-utils makes the lease's name from the lock name by a function that it does not export,
+// and whose package needs a module that the product does not have. The resizer exports a copy.
+// Neither shortens a name: the API server rejects a lease whose name has more than 253 characters
+// or an upper-case letter, and then no process leads, upstream's or ours.
 func TestLeasesHaveUpstreamsNames(t *testing.T) {
 	original := functionText(t, "github.com/kubernetes-csi/csi-lib-utils", "leaderelection/leader_election.go",
 		"sanitizeName")

@@ -248,9 +248,9 @@ func TestAnOldReplicaDoesNotGetALeaseDuringTheHandover(t *testing.T) {
 	})
 }
 
-// An old sidecar that comes back during the handover gets a lease that did not exist before, and this
-// process ends at once, not after the handover.
-func TestAnOldSidecarThatComesBackDuringTheHandoverEndsTheProcess(t *testing.T) {
+// An old sidecar that comes back during the handover gets a lease that did not exist before, and
+// this process ends at once, not after the handover.
+func TestAnOldSidecarThatReturnsDuringTheHandoverEndsTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("new", "me"), paper("old-a", ""))
 		r := begin(t, quick(single), c)
@@ -287,7 +287,7 @@ func TestALookAtOldLeasesIsRepeated(t *testing.T) {
 	})
 }
 
-func TestWaitingForOldLeasesEndsWhenTold(t *testing.T) {
+func TestTheWaitForOldLeasesEndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("new", "me"), paper("old-a", "old"))
 		defer alive(t, c, "old-a", "old")()
@@ -391,7 +391,7 @@ func TestALeaseThatWasRenewedMeanwhileIsNotTaken(t *testing.T) {
 	}
 }
 
-func TestGuardSeesWhoComes(t *testing.T) {
+func TestAGuardFindsOldSidecars(t *testing.T) {
 	dead := paper("old-b", "the dead")
 	for _, c := range []struct {
 		name string
@@ -424,7 +424,7 @@ func TestGuardSeesWhoComes(t *testing.T) {
 	}
 }
 
-func TestLeadingEndsWhenAnOldSidecarComesBack(t *testing.T) {
+func TestLeadershipEndsWhenAnOldSidecarReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(noted(), paper("old-a", ""))
 		r := begin(t, quick(single), c)

@@ -6,7 +6,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-func TestRBACIsTheUnionOfWhatIsOn(t *testing.T) {
+func TestRBACIsTheUnionOfTheEnabledControllers(t *testing.T) {
 	r := RBAC{Prefix: "disk", Namespace: "storage", ServiceAccount: "disk-controller"}
 	got, err := r.YAML([]Grant{
 		{"one", Rules{

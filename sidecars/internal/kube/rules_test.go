@@ -18,7 +18,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// source is where a controller's rights come from: the packages that use them, and the manifest that upstream ships.
+// source is where a controller's rights come from: the packages that use them, and the manifest
+// that upstream ships.
 type source struct {
 	all      Rules // with every option on
 	module   string
@@ -94,7 +95,8 @@ func name(controller string, t triple) string {
 	return fmt.Sprintf("%s: %s %s %s", controller, t.group, t.resource, t.verb)
 }
 
-// explained reports whether a right is in a list, for a controller or for all, and crosses the entry off.
+// explained reports whether a right is in a list, for a controller or for all, and crosses the
+// entry off.
 func explained(list, left map[string]string, controller string, t triple) bool {
 	for _, key := range []string{name(controller, t), name("*", t)} {
 		if list[key] != "" {
@@ -263,9 +265,9 @@ func manifest(t *testing.T, s source) (active, commented map[triple]bool) {
 	return active, commented
 }
 
-// TestRulesAreWhatUpstreamCalls reads the source: each call of a client, informer or lister needs a right, and each right that
-// changes something, or that is not an informer's, needs a call.
-func TestRulesAreWhatUpstreamCalls(t *testing.T) {
+// TestRulesMatchTheCallsOfUpstream reads the source: each call of a client, informer or lister
+// needs a right, and each right that changes something, or that is not an informer's, needs a call.
+func TestRulesMatchTheCallsOfUpstream(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles five controllers where that was never done")
 	}
@@ -303,7 +305,8 @@ type calls struct {
 	callers map[*ssa.Function][]ssa.CallInstruction
 }
 
-// newCalls looks at the functions of packages, and at those of other upstream packages that they call.
+// newCalls looks at the functions of packages, and at those of other upstream packages that they
+// call.
 func newCalls(functions map[*ssa.Function]bool, own map[string]bool, packages []string) calls {
 	c := calls{map[triple]string{}, map[*ssa.Function][]ssa.CallInstruction{}}
 	seen := map[*ssa.Function]bool{}

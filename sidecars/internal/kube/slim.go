@@ -10,8 +10,8 @@ import (
 // slim is the cache.TransformFunc of the shared informers. slim drops fields that no controller
 // reads. No object keeps its managedFields: the API server takes an update without them for an
 // update that leaves them alone, and a patch of two objects without them does not mention them.
-// Pods and nodes, of which a cluster has thousands, keep a few fields; TestNobodyReadsWhatSlimDrops
-// fails if a controller reads more.
+// Pods and nodes, of which a cluster has thousands, keep a few fields;
+// TestNoControllerReadsFieldsThatSlimDrops fails if a controller reads more.
 //
 // slim may be called again for its result, as the reflector does after a streamed list. Then it
 // changes nothing, as other goroutines may read the object. Pods and nodes are copied. For all

@@ -117,7 +117,8 @@ func functions(program *ssa.Program) map[*ssa.Function]bool {
 	return all
 }
 
-// analysis goes through functions in SSA form, in which every read of a field and every conversion is an instruction.
+// analysis goes through functions in SSA form, in which every read of a field and every conversion
+// is an instruction.
 type analysis struct {
 	kept      keeps
 	own, lent map[string]bool // packages
@@ -153,7 +154,8 @@ func named(t types.Type, pkg string) string {
 	return n.Obj().Name()
 }
 
-// partial returns the type of which a part is kept that t is, points to, or is a list, map or channel of.
+// partial returns the type of which a part is kept that t is, points to, or is a list, map or
+// channel of.
 func (a *analysis) partial(t types.Type) string {
 	switch u := types.Unalias(t).(type) {
 	case *types.Named:

@@ -70,7 +70,7 @@ func bigNode() *corev1.Node {
 	}
 }
 
-func TestSlimKeepsWhatControllersRead(t *testing.T) {
+func TestSlimKeepsTheFieldsThatControllersRead(t *testing.T) {
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: managed("shop", "till"),
 		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"}}
 	bare := claim.DeepCopy()
@@ -277,7 +277,8 @@ func queue(t *testing.T) workqueue.TypedRateLimitingInterface[string] {
 	return q
 }
 
-// strategic patches old into changed in the way of the provisioner library, which keeps its function to itself.
+// strategic patches old into changed in the way of the provisioner library, which keeps its
+// function to itself.
 func strategic(t *testing.T, client kubernetes.Interface, old, changed *corev1.PersistentVolume) {
 	t.Helper()
 	before, err := json.Marshal(old)

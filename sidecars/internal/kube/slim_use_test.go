@@ -22,7 +22,8 @@ var readers = []string{
 	"github.com/causeway-csi/causeway/sidecars/internal/",
 }
 
-// helpers are packages, by prefix, of whose functions those count that a reader hands a pod or a node to.
+// helpers are packages, by prefix, of whose functions those count that a reader hands a pod or a
+// node to.
 var helpers = []string{"k8s.io/component-helpers/"}
 
 // doors are the packages of upstream's that a binary imports. Their imports are checked as well.
@@ -51,15 +52,15 @@ var harmless = map[string]string{
 	"loses the type of Node in github.com/causeway-csi/causeway/sidecars/internal/kube.slim": "goes into the cache",
 }
 
-// TestNobodyReadsWhatSlimDrops reads the source of all users of shared informers. It fails when an
-// upstream release, or this project, begins to read a field of a pod or node that slim drops: keep
-// the field then. It also fails when a whole pod or node is passed to code that the analysis cannot
-// follow: add to harmless the fields that this code reads, or keep more.
+// TestNoControllerReadsFieldsThatSlimDrops reads the source of all users of shared informers. It
+// fails when an upstream release, or this project, begins to read a field of a pod or node that
+// slim drops: keep the field then. It also fails when a whole pod or node is passed to code that
+// the analysis cannot follow: add to harmless the fields that this code reads, or keep more.
 //
 // The analysis does not find a type that was lost: a handler of events that reads an object by
 // reflection, or through a struct that has a pod in a field. Nor does it find code that counts
 // volumes, of which slim drops some.
-func TestNobodyReadsWhatSlimDrops(t *testing.T) {
+func TestNoControllerReadsFieldsThatSlimDrops(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles five controllers where that was never done")
 	}
@@ -112,8 +113,9 @@ func TestTheReaderOfFieldsFindsThem(t *testing.T) {
 	}
 }
 
-// TestWhatSlimKeepsIsFoundOut: a list that is empty would let everything be read, or nothing.
-func TestWhatSlimKeepsIsFoundOut(t *testing.T) {
+// TestTheFieldsThatSlimKeepsAreFound: a list that is empty would let everything be read, or
+// nothing.
+func TestTheFieldsThatSlimKeepsAreFound(t *testing.T) {
 	kept := whatSlimKeeps()
 	for field, want := range map[string]bool{
 		"Pod.Spec": true, "PodSpec.Volumes": true, "PodSpec.Containers": false, "VolumeSource.Ephemeral": true, "VolumeSource.ConfigMap": false,
@@ -131,8 +133,8 @@ func TestWhatSlimKeepsIsFoundOut(t *testing.T) {
 	}
 }
 
-// keeps says which fields of which types of k8s.io/api/core/v1 slim keeps. Metadata, which all types share, is under the
-// object that has it: Pod.ObjectMeta.Name.
+// keeps says which fields of which types of k8s.io/api/core/v1 slim keeps. Metadata, which all
+// types share, is under the object that has it: Pod.ObjectMeta.Name.
 type keeps struct {
 	fields map[string]bool
 	types  map[string]bool // those of which a part is kept

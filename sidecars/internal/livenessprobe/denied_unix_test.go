@@ -33,7 +33,7 @@ func answers(t *testing.T, r *runner, code int, text string) {
 
 const denied = "the driver was not asked: dial unix"
 
-func TestADriverThatMayNotBeAskedIsNotToBlame(t *testing.T) {
+func TestADriverWithoutAccessIsNotReportedAsFailed(t *testing.T) {
 	if unprivileged.Again(t) {
 		return
 	}

@@ -90,7 +90,7 @@ func (r *runner) healthz(w http.ResponseWriter, req *http.Request) {
 	fmt.Fprintln(w, cmp.Or(note, "ok"))
 }
 
-var errNotReady = errors.New("the driver says that it is not ready")
+var errNotReady = errors.New("the driver is not ready")
 
 // Check probes the driver, with the timeout of the probe. Callers during a probe share its result,
 // so that a driver that hangs has a single probe at a time. The note is not empty if the driver

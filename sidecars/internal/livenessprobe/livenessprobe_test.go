@@ -110,7 +110,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-func TestHealthzSaysWhatTheDriverSays(t *testing.T) {
+func TestHealthzReportsTheAnswerOfTheDriver(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		driver *driver

@@ -345,7 +345,7 @@ func TestTheEndWhileThereIsNoDriver(t *testing.T) {
 	}
 }
 
-func TestAClientThatSaysNothingDoesNotHoldUpTheEnd(t *testing.T) {
+func TestASilentClientDoesNotDelayTheEnd(t *testing.T) {
 	n := newNode(t)
 	k := watch(t, n.registry, nil)
 	(&driver{name: "csi.example.com"}).serve(t, n.csi)
@@ -359,7 +359,7 @@ func TestAClientThatSaysNothingDoesNotHoldUpTheEnd(t *testing.T) {
 	p.end(t)
 }
 
-func TestASocketThatSomebodyRemoves(t *testing.T) {
+func TestASocketThatAnotherProgramRemoves(t *testing.T) {
 	n := newNode(t)
 	k := watch(t, n.registry, nil)
 	(&driver{name: "csi.example.com"}).serve(t, n.csi)
@@ -425,7 +425,7 @@ func TestASocketThatAProcessLeftWhenItWasKilled(t *testing.T) {
 	p.end(t)
 }
 
-func TestWhatCannotBeServed(t *testing.T) {
+func TestAddressesThatCannotBeServed(t *testing.T) {
 	long := strings.Repeat("long", 20)
 	for _, c := range []struct {
 		name, driver, registry, want string

@@ -115,7 +115,7 @@ func TestWhereTheSocketMayBe(t *testing.T) {
 	}
 }
 
-func TestADriverIsIdentifiedWhenItComesAndIsReady(t *testing.T) {
+func TestADriverIsIdentifiedWhenItIsReady(t *testing.T) {
 	socket, conn := line(t, newCalls(nil, -1), func() {})
 	env := &Env{Conn: conn, Socket: socket}
 	known := make(chan error, 1)
@@ -139,7 +139,7 @@ func TestADriverIsIdentifiedWhenItComesAndIsReady(t *testing.T) {
 	}
 }
 
-func TestWaitingForADriverEndsWhenTold(t *testing.T) {
+func TestTheWaitForADriverEndsWithTheContext(t *testing.T) {
 	socket, conn := line(t, newCalls(nil, -1), func() {})
 	ctx, cancel := context.WithCancel(t.Context())
 	known := make(chan error, 1)
@@ -174,7 +174,7 @@ func TestALostConnectionIsNoticedOnceAndMadeAgain(t *testing.T) {
 	}
 }
 
-func TestNobodyCallsWhoDoesNotLead(t *testing.T) {
+func TestNoCallWithoutLeadership(t *testing.T) {
 	c := newCalls(nil, -1)
 	var lost atomic.Bool
 	c.leads = func() error {

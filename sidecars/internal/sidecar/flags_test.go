@@ -13,7 +13,7 @@ func pair() (red, blue *toy) {
 	return &toy{name: "red", workers: 5, old: []string{"threads"}}, &toy{name: "blue"}
 }
 
-func TestFlagsReachWhomTheyAreFor(t *testing.T) {
+func TestFlagsReachTheirControllers(t *testing.T) {
 	for _, c := range []struct {
 		name, args string
 		red, blue  time.Duration
@@ -91,7 +91,7 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 	}
 }
 
-func TestHelpIsAskedForAsEverywhere(t *testing.T) {
+func TestHelpIsPrintedForEachOfItsFlags(t *testing.T) {
 	for _, arg := range []string{"-h", "--help"} {
 		red, blue := pair()
 		if _, err := command(nil, red, blue).parse([]string{arg}); !errors.Is(err, flag.ErrHelp) {
@@ -122,7 +122,7 @@ func (a *asker) Flags(f *Flags) {
 	a.toy.Flags(f)
 }
 
-func TestWhatWasSaid(t *testing.T) {
+func TestTheRecordedMessages(t *testing.T) {
 	for _, c := range []struct {
 		name, args string
 		said, here bool

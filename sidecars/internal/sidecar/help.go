@@ -103,7 +103,7 @@ func (t *table) markdown(w io.Writer, owner string) {
 		fmt.Fprintln(w, "It has no flags of its own.")
 		return
 	}
-	fmt.Fprint(w, "| Flag | Default | What it says |\n|---|---|---|\n")
+	fmt.Fprint(w, "| Flag | Default | Meaning |\n|---|---|---|\n")
 	for _, e := range flags {
 		fallback := ""
 		if e.fallback != "" {

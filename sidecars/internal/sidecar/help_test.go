@@ -36,7 +36,7 @@ func TestMarkdownIsOneTableForEach(t *testing.T) {
 	var page bytes.Buffer
 	command(nil, red, blue).Markdown(&page)
 	for _, want := range []string{
-		"## The whole process\n\n| Flag | Default | What it says |\n|---|---|---|\n",
+		"## The whole process\n\n| Flag | Default | Meaning |\n|---|---|---|\n",
 		"\n## red\n\n", "| `--red-workers` | `5` | how many \\| at once; also `--red-threads` |\n",
 		"\n## blue\n\n", "| `--blue-timeout` | `10s` | how long a `call` may take |\n",
 		"| `--blue-loud` | `false` | be loud |\n",

@@ -19,7 +19,7 @@ func ask(s *Server, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-func TestReadyzSaysWhatIsWaitedFor(t *testing.T) {
+func TestReadyzNamesTheAwaitedState(t *testing.T) {
 	s := newServer("/metrics")
 	if code, body := ask(s, "/readyz"); code != http.StatusServiceUnavailable || body != "starting\n" {
 		t.Errorf("at first: %d %s", code, body)
@@ -34,7 +34,7 @@ func TestReadyzSaysWhatIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestReadyzHasWhatEachPartLacks(t *testing.T) {
+func TestReadyzNamesTheStateOfEachPart(t *testing.T) {
 	s := newServer("/metrics")
 	s.Ready("")
 	lack := errors.New("no permission")

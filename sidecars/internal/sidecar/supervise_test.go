@@ -72,7 +72,7 @@ func TestWhoNeedsNobodyRunsBeforeTheClusterIsThere(t *testing.T) {
 	}
 }
 
-func TestWhatFailsEndsAll(t *testing.T) {
+func TestAFailureEndsAllControllers(t *testing.T) {
 	elected := Needs{Cluster: true}
 	returned := func(err error) func(context.Context) error {
 		return func(context.Context) error { return err }
@@ -168,7 +168,7 @@ func TestALostLeaseLeavesNoTimeToFinish(t *testing.T) {
 	}
 }
 
-func TestWhatTheDriverCannotDoIsSkippedAndSaysSo(t *testing.T) {
+func TestMissingCapabilitiesAreSkippedWithAReason(t *testing.T) {
 	var d diary
 	c := command(&alone{diary: &d})
 	c.metricsPath = "/metrics"
@@ -189,7 +189,7 @@ func TestWhatTheDriverCannotDoIsSkippedAndSaysSo(t *testing.T) {
 }
 
 // A driver that goes away ends the controllers that were built for its capabilities, and no others.
-func TestALostDriverEndsWhatWasBuiltFromIt(t *testing.T) {
+func TestALostDriverEndsItsControllers(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		needs Needs
@@ -302,9 +302,9 @@ func TestABuildThatPanicsIsNamed(t *testing.T) {
 	}
 }
 
-// A cluster that cannot be reached keeps the process from being ready, and /readyz says for whom it
-// waits.
-func TestNobodyIsReadyBeforeTheAPIServerAnswers(t *testing.T) {
+// A cluster that cannot be reached keeps the process from being ready, and /readyz names the
+// controller that waits.
+func TestNoControllerIsReadyBeforeTheAPIServerAnswers(t *testing.T) {
 	s := newSupervisor(t.Context(), onPath(command(&alone{connect: errors.New("away")})))
 	var running sync.WaitGroup
 	err := s.build(&Env{}, s.parts([]Controller{&toy{name: "a", needs: Needs{Cluster: true}}}), &running)

@@ -123,7 +123,8 @@ func TestAnAPIServerThatIsAway(t *testing.T) {
 	s.emptied()
 }
 
-// patiently starts csi-sidecars with leases that outlast a restart of the API server on a busy machine.
+// patiently starts csi-sidecars with leases that outlast a restart of the API server on a busy
+// machine.
 func (s *scene) patiently(args ...string) *replica {
 	s.Helper()
 	return s.start(append(args, "--leader-election-lease-duration=62s", "--leader-election-renew-deadline=60s")...)

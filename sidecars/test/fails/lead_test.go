@@ -53,7 +53,7 @@ func (s *scene) settled() {
 	s.emptied()
 }
 
-func TestALeaderThatIsToldToEndHandsOver(t *testing.T) {
+func TestALeaderThatEndsHandsItsLeasesOver(t *testing.T) {
 	s := newScene(t)
 	leader, other := s.pair(works)
 	all := s.load()
@@ -78,8 +78,8 @@ func TestALeaderThatIsKilledIsReplaced(t *testing.T) {
 	s.settled()
 }
 
-// A stopped process does not see its lease end, and believes that it leads when it goes on: with calls that it was about to make,
-// and for a whole renew deadline, if it only asked client-go.
+// A stopped process does not see its lease end, and acts as the leader when it continues: with
+// calls that it was about to make, and for a whole renew deadline, if it only asked client-go.
 func TestALeaderThatWasAsleepDoesNothingMore(t *testing.T) {
 	s := newScene(t)
 	leader, other := s.pair(works)
@@ -148,8 +148,9 @@ func TestAProcessEndsInTimeInTheMiddleOfItsWork(t *testing.T) {
 	newScene(t).stopped(func(*replica) {}, works)
 }
 
-// Upstream's snapshotter v8.7.0 never ends its workers for groups: it is waited for as long as patience goes, and no longer. When
-// a release ends them, this fails: docs/explanation/csi-sidecars.md speaks of it.
+// Upstream's snapshotter v8.7.0 never ends its workers for groups: it is waited for as long as
+// patience goes, and no longer. When a release ends them, this fails:
+// docs/explanation/csi-sidecars.md speaks of it.
 func TestAProcessEndsInTimeWithSnapshotsOfGroups(t *testing.T) {
 	s := newScene(t)
 	var first *replica

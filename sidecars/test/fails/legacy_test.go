@@ -32,7 +32,8 @@ func (r *replica) makes() {
 	r.says("Started provisioner controller")
 }
 
-// from fails unless all calls to make a volume since the last time came from this process, and there were some.
+// from fails unless all calls to make a volume since the last time came from this process, and
+// there were some.
 func (s *scene) from(r *replica) {
 	s.Helper()
 	calls := s.driver.Calls("CreateVolume")
@@ -111,7 +112,7 @@ func TestAnOldProvisionerIsWaitedForAndReplaced(t *testing.T) {
 	s.emptied()
 }
 
-func TestAnOldProvisionerThatComesBackIsGivenWay(t *testing.T) {
+func TestAnOldProvisionerThatReturnsTakesOver(t *testing.T) {
 	s := newScene(t)
 	ours := s.start(works)
 	ours.says(`"Controller starts"`)
@@ -141,9 +142,9 @@ func TestAnOldProvisionerThatComesBackIsGivenWay(t *testing.T) {
 	s.emptied()
 }
 
-// While csi-sidecars holds the old leases, an old sidecar that comes back (helm rollback) waits until
-// the rollout ends csi-sidecars.
-func TestAnOldProvisionerThatComesBackAtOnceWaits(t *testing.T) {
+// While csi-sidecars holds the old leases, an old sidecar that comes back (helm rollback) waits
+// until the rollout ends csi-sidecars.
+func TestAnOldProvisionerThatReturnsAtOnceWaits(t *testing.T) {
 	s := newScene(t)
 	old := s.legacy()
 	old.makes()
@@ -291,7 +292,8 @@ func TestADeadProcessWithTheOneLeaseDoesNotStopTheOthers(t *testing.T) {
 	s.emptied()
 }
 
-// renewed waits until a lease's holder has renewed it several times, which is as long as the lease lasts.
+// renewed waits until a lease's holder has renewed it several times, which is as long as the lease
+// lasts.
 func (s *scene) renewed(name string) {
 	s.Helper()
 	first, err := s.lease(s.Context(), name)

@@ -48,8 +48,9 @@ func (m *migration) works() []work {
 	}
 }
 
-// migration is a driver whose sidecars change. Objects have numbers: object n of each kind of work belongs to prepared claim n,
-// except for the claim that is provisioned, which has the number pool+n.
+// migration is a driver whose sidecars change. Objects have numbers: object n of each kind of work
+// belongs to prepared claim n, except for the claim that is provisioned, which has the number
+// pool+n.
 type migration struct {
 	*scene
 	flags []string // of every sidecar
@@ -57,11 +58,12 @@ type migration struct {
 	given int // objects of each kind of work
 }
 
-// pool is the number of claims that are prepared for the attacher, the resizer and the snapshotter to work on.
+// pool is the number of claims that are prepared for the attacher, the resizer and the snapshotter
+// to work on.
 const pool = 120
 
-// newMigration prepares a driver of another vendor. Each of its calls takes a while, so that calls of two processes at a time are
-// seen.
+// newMigration prepares a driver of another vendor. Each of its calls takes a while, so that calls
+// of two processes at a time are seen.
 func newMigration(t *testing.T) *migration {
 	t.Parallel()
 	m := &migration{scene: sceneWith(t, world.Plane, rig.DriverOptions{Foreign: true}), flags: quickly,
@@ -197,7 +199,8 @@ func (m *migration) traffic() (stop func()) {
 	}
 }
 
-// finished waits until all work that was given is done, and checks that there is a volume for each claim and no other.
+// finished waits until all work that was given is done, and checks that there is a volume for each
+// claim and no other.
 func (m *migration) finished() {
 	m.Helper()
 	m.bound(pool + m.given)
@@ -324,8 +327,9 @@ func (m *migration) overlaps(w work) (n int) {
 	return n
 }
 
-// standstill logs how long each kind of work stood still when the process that did it changed: until the first call after the
-// old process's end, and the longest time without any call, though there was work all the time.
+// standstill logs how long each kind of work stood still when the process that did it changed:
+// until the first call after the old process's end, and the longest time without any call, though
+// there was work all the time.
 func (m *migration) standstill(title string, began, end time.Time, next workers) {
 	for _, w := range m.works() {
 		calls := m.of(w, began)
@@ -340,7 +344,8 @@ func (m *migration) standstill(title string, began, end time.Time, next workers)
 	}
 }
 
-// startOf says when csi-sidecars started a controller, as its log has it. Upstream's programs do not log that.
+// startOf says when csi-sidecars started a controller, as its log has it. Upstream's programs do
+// not log that.
 func startOf(r *replica, controller string, end time.Time) string {
 	line := regexp.MustCompile(`(?m)^I(\d{4} \d\d:\d\d:\d\d\.\d+) .*"Controller starts" name="` + controller + `"`).FindStringSubmatch(r.Log())
 	if line == nil {
@@ -353,12 +358,13 @@ func startOf(r *replica, controller string, end time.Time) string {
 	return fmt.Sprintf(", controller starts after %.1f s", at.Sub(end).Seconds())
 }
 
-// A migration as a Deployment's rollout makes it, and the way back (helm rollback). There is work of all kinds all the time.
+// A migration as a Deployment's rollout makes it, and the way back (helm rollback). There is work
+// of all kinds all the time.
 //
-// On the way there no two processes do the same kind of work at a time. On the way back they may, once
-// csi-sidecars has released the old leases: upstream's sidecars do not look for the one lease, and
-// csi-sidecars sees theirs only when it looks again. Drivers have to be idempotent for that time, so
-// that there is still one volume for each claim.
+// On the way there no two processes do the same kind of work at a time. On the way back they may,
+// once csi-sidecars has released the old leases: upstream's sidecars do not look for the one lease,
+// and csi-sidecars sees theirs only when it looks again. Drivers have to be idempotent for that
+// time, so that there is still one volume for each claim.
 func TestAMigrationThereAndBack(t *testing.T) {
 	m := newMigration(t)
 	old := m.upstream()
@@ -459,7 +465,8 @@ func (m *migration) removed() {
 	m.emptied()
 }
 
-// discard deletes the content for a snapshot, as the snapshot-controller does for a snapshot that was deleted.
+// discard deletes the content for a snapshot, as the snapshot-controller does for a snapshot that
+// was deleted.
 func (m *migration) discard(name string) error {
 	contents := m.plane.Snapshots.SnapshotV1().VolumeSnapshotContents()
 	mark := []byte(`{"metadata":{"annotations":{"snapshot.storage.kubernetes.io/volumesnapshot-being-deleted":"yes"}}}`)

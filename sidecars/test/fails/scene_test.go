@@ -165,7 +165,8 @@ func (s *scene) stored() int {
 	return len(all)
 }
 
-// bound waits until n claims are bound, each to a volume of its own, and there are no more volumes than that.
+// bound waits until n claims are bound, each to a volume of its own, and there are no more volumes
+// than that.
 func (s *scene) bound(n int) {
 	s.Helper()
 	s.until("all claims are bound", func(ctx context.Context) error {

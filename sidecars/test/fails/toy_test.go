@@ -86,7 +86,7 @@ func (c toyController) Build(context.Context, *sidecar.Env) (sidecar.Runner, err
 	}), nil
 }
 
-func TestWhatFailsIsNamedCountedAndEndsTheProcess(t *testing.T) {
+func TestAFailedControllerIsNamedAndCountedAndEndsTheProcess(t *testing.T) {
 	for _, c := range []struct {
 		how  string
 		says []string // in the log, beside the lines of all

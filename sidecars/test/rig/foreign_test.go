@@ -108,7 +108,7 @@ func TestAForeignDriverReportsConditionsAsCSI112(t *testing.T) {
 	}
 }
 
-func TestAForeignDriverIsReadyWhenItIsTold(t *testing.T) {
+func TestAForeignDriverIsReadyAfterItsSocketIsServed(t *testing.T) {
 	d, conn, _ := newForeign(t)
 	for _, ready := range []bool{true, false, true} {
 		d.SetReady(ready)

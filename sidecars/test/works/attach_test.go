@@ -74,7 +74,8 @@ func TestAVolumeThatIsAttachedIsNotDeleted(t *testing.T) {
 	l.checkDeleted(volume)
 }
 
-// csiNode makes a CSINode, called as the lab, which says how the driver calls it, and returns its name.
+// csiNode makes a CSINode, called as the lab, which says how the driver calls it, and returns its
+// name.
 func (l *lab) csiNode() string {
 	l.Helper()
 	must(world.Kube.StorageV1().CSINodes().Create(l.Context(), &storagev1.CSINode{
@@ -84,7 +85,8 @@ func (l *lab) csiNode() string {
 	return l.name
 }
 
-// attached makes the object that the attach-detach controller makes, and waits until it is attached.
+// attached makes the object that the attach-detach controller makes, and waits until it is
+// attached.
 func (l *lab) attached(volume *corev1.PersistentVolume, to string) *storagev1.VolumeAttachment {
 	l.Helper()
 	attachments := world.Kube.StorageV1().VolumeAttachments()

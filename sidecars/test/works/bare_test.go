@@ -46,7 +46,8 @@ func TestADriverThatCanDoLittleHasControllersSkippedAndIsAttachedOnPaper(t *test
 	}
 }
 
-// checkSkipped fails the test unless the log says that a controller was skipped, and its health that this is no failure.
+// checkSkipped fails the test unless the log says that a controller was skipped, and its health
+// that this is no failure.
 func (l *lab) checkSkipped(controller string) {
 	l.Helper()
 	line := fmt.Sprintf(`"Controller is skipped" name=%q reason="not supported by the driver`, controller)

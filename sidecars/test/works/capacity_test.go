@@ -21,7 +21,7 @@ const (
 	pod   = "csi-controller-0"
 )
 
-func TestRoomIsPublishedForEachClassAndGoesWithIt(t *testing.T) {
+func TestCapacityIsPublishedForEachClassAndRemovedWithIt(t *testing.T) {
 	t.Parallel()
 	owner := ownedPod(t, "sidecars-"+roomy)
 	s := launch(t, setup{name: roomy, controllers: "provisioner", driver: rig.DriverOptions{Topology: true},

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestAClaimThatAsksForMoreGetsMore(t *testing.T) {
+func TestAClaimIsExpanded(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, everything.use(t))
 	_, volume := l.bound("claim")

@@ -25,7 +25,7 @@ import (
 // often has the monitor look again soon.
 const often = "--health-monitor-list-volumes-interval=200ms"
 
-func TestAClaimSaysThatItsVolumeIsSickAndThatItIsWellAgain(t *testing.T) {
+func TestTheStatusOfAClaimFollowsTheHealthOfItsVolume(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, launch(t, setup{name: "health", controllers: "provisioner,health-monitor", args: []string{often}}))
 	l.bound("claim")
@@ -123,7 +123,8 @@ func withoutLists(answer proto.Message) {
 	}
 }
 
-// With its gate off the API server drops the field. The monitor finds that out, says so once, and makes events.
+// With its gate off the API server drops the field. The monitor finds that out, says so once, and
+// makes events.
 func TestAnAPIServerWithoutTheGateGetsEventsAndNoStatus(t *testing.T) {
 	t.Parallel()
 	plane := must(rig.StartPlane(t.Context(), controlplane.Options{WithoutControllerManager: true}))(t)

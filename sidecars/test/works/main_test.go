@@ -1,5 +1,5 @@
-// Package works has the tests that csi-sidecars works: upstream's controllers in our process, with a real API server, its
-// controller manager, and a CSI driver of ours that has every capability.
+// Package works has the tests that csi-sidecars works: upstream's controllers in our process, with
+// a real API server, its controller manager, and a CSI driver of ours that has every capability.
 package works
 
 import (

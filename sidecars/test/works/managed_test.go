@@ -35,7 +35,8 @@ func TestWhoWroteWhatIsKeptThoughInformersForgetIt(t *testing.T) {
 	l.wroteToo("the snapshot", snapshot)
 }
 
-// wroteToo fails the test unless an object says that both the test and csi-sidecars have written to it.
+// wroteToo fails the test unless an object says that both the test and csi-sidecars have written to
+// it.
 func (l *lab) wroteToo(what string, o metav1.Object) {
 	l.Helper()
 	var writers []string
@@ -49,8 +50,8 @@ func (l *lab) wroteToo(what string, o metav1.Object) {
 	}
 }
 
-// deletingContent deletes a snapshot, and looks at its content, to which controllers write meanwhile: a finalizer of the test's
-// keeps it for that long.
+// deletingContent deletes a snapshot, and looks at its content, to which controllers write
+// meanwhile: a finalizer of the test's keeps it for that long.
 func (l *lab) deletingContent(snapshot *snapshotv1.VolumeSnapshot, content *snapshotv1.VolumeSnapshotContent) {
 	l.Helper()
 	contents := world.Snapshots.SnapshotV1().VolumeSnapshotContents()

@@ -81,7 +81,8 @@ func (l *lab) claim(name string, change ...func(*corev1.PersistentVolumeClaim)) 
 	return must(world.Kube.CoreV1().PersistentVolumeClaims(l.name).Create(l.Context(), c, created))(l)
 }
 
-// bound makes a claim, waits until the controller manager has bound it, and returns it with its volume.
+// bound makes a claim, waits until the controller manager has bound it, and returns it with its
+// volume.
 func (l *lab) bound(name string,
 	change ...func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
 	l.Helper()

@@ -30,7 +30,8 @@ func TestThePortHasHealthAndMetricsOfAllControllers(t *testing.T) {
 	checkJSON(t, s.Log())
 }
 
-// checkJSON fails the test unless each line is JSON, and lines of upstream's controllers say whose they are.
+// checkJSON fails the test unless each line is JSON, and lines of upstream's controllers say whose
+// they are.
 func checkJSON(t *testing.T, log string) {
 	t.Helper()
 	said := map[string]bool{}
@@ -95,7 +96,7 @@ func queue(name, controller string) string {
 	return fmt.Sprintf(`workqueue_adds_total{controller=%q,name=%q} [1-9]`, controller, name)
 }
 
-func TestLinesOfTheLogSayWhoseTheyAre(t *testing.T) {
+func TestLinesOfTheLogNameTheirController(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, everything.use(t))
 	_, volume := l.bound("claim")

@@ -26,8 +26,8 @@ func TestAClaimGetsAVolumeAndItsVolumeGoesWithIt(t *testing.T) {
 	l.checkDeleted(volume)
 }
 
-// checkDeleted fails the test unless a volume that was made by the storage was deleted by a call. Upstream may make that call
-// again, where it has not seen yet that the PersistentVolume is gone.
+// checkDeleted fails the test unless a volume that was made by the storage was deleted by a call.
+// Upstream may make that call again, where it has not seen yet that the PersistentVolume is gone.
 func (l *lab) checkDeleted(volume *corev1.PersistentVolume) {
 	l.Helper()
 	handle := volume.Spec.CSI.VolumeHandle

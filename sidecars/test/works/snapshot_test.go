@@ -95,7 +95,8 @@ func TestAGroupOfClaimsIsSnapshottedTogether(t *testing.T) {
 	onlyCall[*csi.DeleteVolumeGroupSnapshotRequest](l, "DeleteVolumeGroupSnapshot", stored.ID)
 }
 
-// snapshot makes a class, and a snapshot of a claim, and waits until both it and its content are ready.
+// snapshot makes a class, and a snapshot of a claim, and waits until both it and its content are
+// ready.
 func (l *lab) snapshot(name, claim string) (*snapshotv1.VolumeSnapshot, *snapshotv1.VolumeSnapshotContent) {
 	l.Helper()
 	v1 := world.Snapshots.SnapshotV1()
@@ -116,7 +117,8 @@ func (l *lab) snapshot(name, claim string) (*snapshotv1.VolumeSnapshot, *snapsho
 
 func isTrue(b *bool) bool { return b != nil && *b }
 
-// group makes a class, and a snapshot of all claims with the lab's label, and waits until it is ready.
+// group makes a class, and a snapshot of all claims with the lab's label, and waits until it is
+// ready.
 func (l *lab) group(name string) (*groupv1.VolumeGroupSnapshot, *groupv1.VolumeGroupSnapshotContent) {
 	l.Helper()
 	v1 := world.Snapshots.GroupsnapshotV1()

@@ -13,7 +13,8 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
-// topological has a driver whose volumes are not everywhere, and upstream's defaults. strict has the opposites.
+// topological has a driver whose volumes are not everywhere, and upstream's defaults. strict has
+// the opposites.
 var (
 	topological = shared{setup: setup{name: "topology", controllers: all + ",health-monitor",
 		driver: rig.DriverOptions{Topology: true}, zones: []string{"a", "b"}}}
@@ -22,7 +23,7 @@ var (
 		args: []string{"--strict-topology", "--immediate-topology=false"}}}
 )
 
-func TestWhereAVolumeMayBeIsWhatTheFlagsSay(t *testing.T) {
+func TestTheTopologyOfAVolumeMatchesTheFlags(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		process   *shared
@@ -78,7 +79,8 @@ func makeZone(ctx context.Context, driver, zone, id string) error {
 	return err
 }
 
-// selected says, as the scheduler does, on which node the claim's first consumer will be: that of a zone of a process's driver.
+// selected says, as the scheduler does, on which node the claim's first consumer will be: that of a
+// zone of a process's driver.
 func selected(process, zone string) func(*corev1.PersistentVolumeClaim) {
 	return func(c *corev1.PersistentVolumeClaim) {
 		c.Annotations = map[string]string{"volume.kubernetes.io/selected-node": nodeIn(driverOf(process), zone)}

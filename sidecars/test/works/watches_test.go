@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// auditPolicy has the API server write down when a service account's watch begins, and when it ends. Its metrics count
-// watches too, but not whose they are.
+// auditPolicy has the API server write down when a service account's watch begins, and when it
+// ends. Its metrics count watches too, but not whose they are.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]

@@ -23,7 +23,7 @@ import (
 
 // The rules in the CRDs refuse the objects that upstream's webhook refused, with the exceptions in
 // the README beside the cases.
-func TestTheCRDsRefuseWhatTheWebhookRefused(t *testing.T) {
+func TestTheCRDsRejectTheObjectsThatTheWebhookRejected(t *testing.T) {
 	t.Parallel()
 	files := must(filepath.Glob("../testdata/webhook/*.yaml"))(t)
 	if len(files) < 50 {

@@ -110,8 +110,8 @@ func renderWith(t *testing.T, bin, values string) ([]Object, error) {
 	return Render(t.Context(), bin, "--values="+path)
 }
 
-// TestWhatIsRefused: values that are wrong are refused with words, before anything is made.
-func TestWhatIsRefused(t *testing.T) {
+// TestRejectedValues: values that are wrong are refused with words, before anything is made.
+func TestRejectedValues(t *testing.T) {
 	bin := programs(t)
 	for name, tc := range map[string]struct{ values, want string }{
 		"a typo": {"hostpth: {enabled: true}",
@@ -230,8 +230,8 @@ func TestWhatIsRefused(t *testing.T) {
 	}
 }
 
-// TestWhatIsUnusual: values that few have are taken where they are good.
-func TestWhatIsUnusual(t *testing.T) {
+// TestUnusualValues: values that few have are taken where they are good.
+func TestUnusualValues(t *testing.T) {
 	bin := programs(t)
 	for name, values := range map[string]string{
 		"a name that begins with a digit": "hostpath: {driverName: 3par.csi.example.com}",

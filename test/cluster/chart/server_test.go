@@ -217,8 +217,8 @@ func notTaken(s *server) {
 	}
 }
 
-// podSecurity tests that Pod Security admits all pods where the chart's labels are, and those of nodes and of a controller with
-// hostpath.controller.privileged nowhere else.
+// podSecurity tests that Pod Security admits all pods where the chart's labels are, and those of
+// nodes and of a controller with hostpath.controller.privileged nowhere else.
 func podSecurity(s *server) {
 	s.Namespace("ours", s.labels)
 	for _, level := range []string{"baseline", "restricted"} {
@@ -514,7 +514,8 @@ func changed(s *server) {
 		return s.kubectl("", "-n", "causeway", "get", "configmap", "causeway-forgotten-nodes", "-o",
 			"jsonpath={.data.nodes}")
 	}
-	// The cluster's CRDs are its own, and not as the chart's: as docs/how-to/install.md says, Helm is told to leave them alone.
+	// The cluster's CRDs are its own, and not as the chart's: as docs/how-to/install.md says, Helm
+	// is told to leave them alone.
 	s.kubectl("", "annotate", "--overwrite", "--field-manager=somebody", "crd",
 		"volumesnapshots.snapshot.storage.k8s.io", "controller-gen.kubebuilder.io/version=v0.0.1")
 	if err := s.release("causeway", "install", "causeway", Directory()); err == nil ||
@@ -583,8 +584,8 @@ func (s *server) release(namespace string, args ...string) error {
 	return err
 }
 
-// TestRights compares the roles and bindings that the chart makes with those that csi-sidecars says it needs for the arguments
-// that the chart gives it.
+// TestRights compares the roles and bindings that the chart makes with those that csi-sidecars says
+// it needs for the arguments that the chart gives it.
 func TestRights(t *testing.T) {
 	s := &server{Server: apiserver.Server{T: t}, helm: programs(t)}
 	sidecars := filepath.Join(t.TempDir(), "csi-sidecars")

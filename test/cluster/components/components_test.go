@@ -139,7 +139,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	}
 }
 
-func TestTheDirectoryIsNamedAfterWhatIsBuilt(t *testing.T) {
+func TestTheDirectoryHasTheNameOfTheBuild(t *testing.T) {
 	b := module(t, greeting)
 	seen := map[string]string{}
 	note := func(what string) {

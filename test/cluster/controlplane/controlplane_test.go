@@ -462,7 +462,7 @@ func TestARelativeDirectory(t *testing.T) {
 	start(t, controlplane.Options{Dir: ".", WithoutControllerManager: true})
 }
 
-func TestStartRemovesWhatAKilledTestLeft(t *testing.T) {
+func TestStartRemovesTheRemainsOfAKilledTest(t *testing.T) {
 	dir := shortTempDir(t)
 	left := filepath.Join(dir, "causeway-plane-1")
 	if err := os.MkdirAll(filepath.Join(left, "data"), 0o700); err != nil {

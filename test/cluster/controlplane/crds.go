@@ -102,7 +102,7 @@ func readFile(dir fs.FS, name string) ([]*unstructured.Unstructured, error) {
 }
 
 // served returns nil if a definition's kind is served in all versions that it is to be. The API
-// server says that it is established a moment before that.
+// server reports that it is established a moment before that.
 func served(ctx context.Context, client dynamic.Interface, found *discovery.DiscoveryClient, name string) error {
 	o, err := client.Resource(crds).Get(ctx, name, meta.GetOptions{})
 	if err != nil {

@@ -235,8 +235,8 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// TestLogsOfWhatCannotBeReached takes a pod whose kubelet is not there.
-func TestLogsOfWhatCannotBeReached(t *testing.T) {
+// TestLogsOfUnreachablePods takes a pod whose kubelet is not there.
+func TestLogsOfUnreachablePods(t *testing.T) {
 	server := readytest.Start(t)
 	server.Say(core.PodStatus{Phase: core.PodRunning, ContainerStatuses: []core.ContainerStatus{
 		{Name: "main", State: core.ContainerState{Running: &core.ContainerStateRunning{}}},

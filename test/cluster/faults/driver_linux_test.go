@@ -13,8 +13,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
-// copied is how many files are copied, so that there is a middle to be killed in: the nodes' disks share the blocks of each
-// file, but each is made.
+// copied is how many files are copied, so that there is a middle to be killed in: the nodes' disks
+// share the blocks of each file, but each is made.
 const copied = 15000
 
 // A copy that its driver was killed in is nowhere to be seen, and is made again, whole.
@@ -165,7 +165,8 @@ func (s *scene) replaceDriver(n local.Node, args ...string) {
 	})
 }
 
-// Pods that start while their node's driver is killed again and again all start, with volumes of their own.
+// Pods that start while their node's driver is killed again and again all start, with volumes of
+// their own.
 func TestDriverKilledInPublishes(t *testing.T) {
 	s := begin(t)
 	n := nodes[0]

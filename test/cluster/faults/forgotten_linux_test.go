@@ -10,7 +10,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
-// immediate is a class whose claims are made before a pod wants them: for these all nodes are asked.
+// immediate is a class whose claims are made before a pod wants them: for these all nodes are
+// asked.
 const immediate = `apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata: {name: immediate}
@@ -44,7 +45,8 @@ func TestNodeGoneForGood(t *testing.T) {
 
 	s.must(lost.PowerOff(s.Context()))
 	s.kubectl("delete", "node", lost.Name)
-	// As the garbage collector of pods does within a minute or two. DNS has no address of that node any more then.
+	// As the garbage collector of pods does within a minute or two. DNS has no address of that node
+	// any more then.
 	for _, in := range []string{s.namespace, install.Namespace, "kube-system"} {
 		s.kubectl("-n", in, "delete", "pods", "--field-selector=spec.nodeName="+lost.Name, "--force",
 			"--grace-period=0")
@@ -85,8 +87,8 @@ func (s *scene) forget(lines string) {
 		fmt.Sprintf(`{"data":{"nodes":%q}}`, lines+"\n"))
 }
 
-// orphans runs the command as docs/how-to/orphans.md says, with less time in between, as nothing else is going on, and compares its
-// exit code and the IDs that it tells.
+// orphans runs the command as docs/how-to/orphans.md says, with less time in between, as nothing
+// else is going on, and compares its exit code and the IDs that it tells.
 func (s *scene) orphans(code int, ids ...string) {
 	s.Helper()
 	const line = `(sleep 4; kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) |
@@ -109,7 +111,8 @@ func (s *scene) orphans(code int, ids ...string) {
 	})
 }
 
-// remove gives an orphaned volume and its snapshot their objects back, as docs/how-to/orphans.md says, and deletes these.
+// remove gives an orphaned volume and its snapshot their objects back, as docs/how-to/orphans.md
+// says, and deletes these.
 func (s *scene) remove(n local.Node, volume, cut string) {
 	s.Helper()
 	s.apply(fmt.Sprintf(`apiVersion: v1

@@ -67,7 +67,7 @@ func (s *scene) room(n local.Node) string {
 }
 
 // A copy is where its source is, wherever the scheduler has first sent its pod.
-func TestCopyGoesToItsSource(t *testing.T) {
+func TestACloneIsCreatedOnTheNodeOfItsSource(t *testing.T) {
 	s := begin(t)
 	right, wrong := nodes[0], nodes[1]
 	s.apply(claim("source", images, "20Mi", ""),
@@ -90,7 +90,8 @@ func TestCopyGoesToItsSource(t *testing.T) {
 	s.same("volumes and snapshots on "+wrong.Name, "0 0", s.held(wrong))
 }
 
-// A pod whose node is full goes to another, and a claim that no node has room for waits, and says why.
+// A pod whose node is full goes to another, and a claim that exceeds the capacity of every node
+// waits, and says why.
 func TestFullNode(t *testing.T) {
 	s := begin(t)
 	full, other := nodes[0], nodes[1]
@@ -112,7 +113,8 @@ func TestFullNode(t *testing.T) {
 	s.same("volumes and snapshots on the other node", "1 0", s.held(other))
 }
 
-// A node's programs are killed, and then the node is restarted: pods write on in the first case, and again after the second.
+// A node's programs are killed, and then the node is restarted: pods write on in the first case,
+// and again after the second.
 func TestNodeRestarted(t *testing.T) {
 	s := begin(t)
 	n := nodes[0]
@@ -141,7 +143,8 @@ func TestNodeRestarted(t *testing.T) {
 	s.goesOn("writer", "/directory", "/image")
 }
 
-// A node comes back without its data disk: an empty directory is not taken for it. Nothing is deleted, and no pod starts.
+// A node comes back without its data disk: an empty directory is not taken for it. Nothing is
+// deleted, and no pod starts.
 func TestNodeWithoutItsDisk(t *testing.T) {
 	s := begin(t)
 	n := nodes[0]

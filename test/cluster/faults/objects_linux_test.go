@@ -45,8 +45,8 @@ spec:
 // idle is a command that does nothing, and ends when it is told to.
 const idle = "trap exit TERM; while :; do sleep 1 & wait $!; done"
 
-// pod returns a pod that runs a line of shell and has each claim mounted at /<claim>. where is more of its spec, such as
-// only(node).
+// pod returns a pod that runs a line of shell and has each claim mounted at /<claim>. where is more
+// of its spec, such as only(node).
 func pod(name, where, line string, claims ...string) string {
 	var mounts, volumes []string
 	for _, c := range claims {
@@ -71,7 +71,8 @@ spec:
 // only says that a pod has to be on a node.
 func only(node string) string { return "  nodeSelector: {kubernetes.io/hostname: " + node + "}" }
 
-// forGood says that a pod is not evicted from a node that has been silent for five minutes, as others are.
+// forGood says that a pod is not evicted from a node that has been silent for five minutes, as
+// others are.
 const forGood = "  tolerations: [{key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute}]"
 
 // rather says that a pod would like to be on a node.

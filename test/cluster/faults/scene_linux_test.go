@@ -30,7 +30,7 @@ func begin(t *testing.T) *scene {
 	t.Helper()
 	s := &scene{T: t, namespace: strings.ToLower(t.Name())}
 	s.Cleanup(s.end)
-	s.mend() // the test before may have failed to
+	s.repair() // the test before may have failed to
 	s.well()
 	s.apart(install.Namespace, "app.kubernetes.io/name=causeway-controller")
 	s.apart("kube-system", "app=coredns")
@@ -44,7 +44,7 @@ func (s *scene) end() {
 	if s.Failed() {
 		s.why()
 	}
-	s.mend()
+	s.repair()
 	// Sooner than by the namespace's end alone, which looks for them ever more rarely.
 	s.kubectl("delete", "pods,volumesnapshots,pvc", "--all", "--timeout="+patience.String())
 	s.kubectl("delete", "namespace", s.namespace, "--ignore-not-found", "--timeout="+patience.String())
@@ -57,8 +57,8 @@ func (s *scene) end() {
 	}
 }
 
-// mend undoes the faults of a test on nodes.
-func (s *scene) mend() {
+// repair undoes the faults of a test on nodes.
+func (s *scene) repair() {
 	for _, n := range nodes {
 		_, err := s.shell(n, "mountpoint -q "+local.StorageDir)
 		if err != nil || n.Reconnect(s.anyhow()) != nil {

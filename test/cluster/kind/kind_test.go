@@ -258,7 +258,7 @@ func TestUpEndsWithItsContext(t *testing.T) {
 	e.done(t, "create trial", "delete trial kubeconfig")
 }
 
-func TestUpRemovesWhatAKilledOneLeft(t *testing.T) {
+func TestUpRemovesTheRemainsOfAKilledCluster(t *testing.T) {
 	c, e := fakeCluster(t)
 	if err := os.MkdirAll(c.dir, 0o700); err != nil { // as start does before the nodes are made
 		t.Fatal(err)
@@ -269,7 +269,7 @@ func TestUpRemovesWhatAKilledOneLeft(t *testing.T) {
 	e.done(t, "delete trial kubeconfig", "create trial", "delete trial kubeconfig")
 }
 
-func TestSomebodyElsesClusterIsLeftAlone(t *testing.T) {
+func TestAForeignClusterIsLeftAlone(t *testing.T) {
 	c, e := fakeCluster(t)
 	e.nodes = []nodes.Node{&fakeNode{name: "trial-control-plane", role: "control-plane"}}
 	wants(t, c.Up(t.Context(), provider.Options{Nodes: 2}), "has not started", "kind delete cluster --name trial")

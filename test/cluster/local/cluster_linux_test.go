@@ -20,7 +20,8 @@ import (
 // testName is the cluster of these tests.
 const testName = "harness"
 
-// TestMain makes this test's binary the cluster's init processes, and a program that calls Up and can be killed.
+// TestMain makes this test's binary the cluster's init processes, and a program that calls Up and
+// can be killed.
 func TestMain(m *testing.M) {
 	Main()
 	if os.Getenv("CLUSTER_UP") != "" {
@@ -336,8 +337,8 @@ func killUp(t *testing.T, c *Cluster, moment func(*Cluster) bool) {
 	}
 }
 
-// hardware returns the hardware addresses of the plane's bridge and, if it is on, of a node. The node's port gets the lowest of
-// addresses, which a bridge takes by itself.
+// hardware returns the hardware addresses of the plane's bridge and, if it is on, of a node. The
+// node's port gets the lowest of addresses, which a bridge takes by itself.
 func hardware(t *testing.T, c *Cluster, n Node) []string {
 	t.Helper()
 	plane, err := c.init("")

@@ -125,7 +125,7 @@ func (f files) detachLoops() error {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return fmt.Errorf("%d loop devices cannot be detached, such as %s of %s: somebody has them open", len(left),
+	return fmt.Errorf("%d loop devices cannot be detached, such as %s of %s: a process has them open", len(left),
 		left[0].path, left[0].backing)
 }
 

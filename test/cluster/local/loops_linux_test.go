@@ -85,7 +85,8 @@ func TestALoopDeviceOfADeletedDiskIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	detached = true
-	// It goes when the last who has it open closes it, and drivers that look for theirs open all there are.
+	// It goes when the last who has it open closes it, and drivers that look for theirs open all
+	// there are.
 	if err := await(t.Context(), device+" to go", func() error {
 		left, err := c.leftLoops()
 		if err == nil && len(left) != 0 {

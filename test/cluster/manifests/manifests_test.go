@@ -1,4 +1,5 @@
-// Package manifests applies deploy/linux to a real API server, in the order of docs/how-to/install.md.
+// Package manifests applies deploy/linux to a real API server, in the order of
+// docs/how-to/install.md.
 package manifests
 
 import (
@@ -25,7 +26,8 @@ const (
 	namespace = "causeway"
 )
 
-// scene is an API server, and a directory, Home, with copies of deploy and charts, and the operator's own files beside them.
+// scene is an API server, and a directory, Home, with copies of deploy and charts, and the
+// operator's own files beside them.
 type scene struct {
 	apiserver.Server
 	page string // docs/how-to/install.md
@@ -76,7 +78,8 @@ func (s *scene) documented(line string) string {
 	return line
 }
 
-// overlay writes the operator's kustomization, as the page has it, without the lines that contain any of some words.
+// overlay writes the operator's kustomization, as the page has it, without the lines that contain
+// any of some words.
 func (s *scene) overlay(without ...string) {
 	s.Helper()
 	found := regexp.MustCompile("(?s)```yaml\n(# causeway/kustomization.yaml\n.*?)```").FindStringSubmatch(s.page)
@@ -207,7 +210,8 @@ func volumeSecret(p core.PodSpec) string {
 	return ""
 }
 
-// asItIs: all is taken, without a warning, and once more changes nothing. The older way of kubectl takes it, too.
+// asItIs: all is taken, without a warning, and once more changes nothing. The older way of kubectl
+// takes it, too.
 func asItIs(s *scene) {
 	const line = "kubectl apply --server-side -k deploy/linux"
 	if out := s.run(line); strings.Contains(out, "Warning") {
@@ -363,7 +367,8 @@ func replaced(s *scene) {
 	}
 }
 
-// otherNamespace: kustomize finds all that has to change, and the router asks for its own namespace's service.
+// otherNamespace: kustomize finds all that has to change, and the router asks for its own
+// namespace's service.
 func otherNamespace(s *scene) {
 	s.write("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: storage\nresources: " +
 		"[../deploy/linux]\n" +

@@ -11,7 +11,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/pki"
 )
 
-// verify returns the certificate of a pair whose key fits it, if the authority signed it for that use.
+// verify returns the certificate of a pair whose key fits it, if the authority signed it for that
+// use.
 func verify(t *testing.T, a *pki.Authority, p pki.Pair, o x509.VerifyOptions) (*x509.Certificate, error) {
 	t.Helper()
 	pair, err := tls.X509KeyPair(p.Cert, p.Key)

@@ -133,9 +133,9 @@ func TestAChildDiesWithAParentThatIsKilled(t *testing.T) {
 	}
 }
 
-// A thread ends with a goroutine that is locked to it and does not unlock it. A child that the thread had started itself
-// would go with it.
-func TestAChildOutlivesTheThreadThatAskedForIt(t *testing.T) {
+// A thread ends with a goroutine that is locked to it and does not unlock it. A child that the
+// thread had started itself would go with it.
+func TestAChildOutlivesTheThreadThatStartedIt(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	var p process.Process
 	var err error
@@ -175,7 +175,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-func TestAnEndIsToldWithTheLog(t *testing.T) {
+func TestTheEndOfAProgramIsReportedWithItsLog(t *testing.T) {
 	dir := t.TempDir()
 	p, err := process.Start(process.Command{Name: "failing", Argv: []string{os.Args[0], "fail", ""}, Dir: dir,
 		Log: filepath.Join(dir, "log")})

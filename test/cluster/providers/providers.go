@@ -21,10 +21,10 @@ type Choice struct {
 // Flags adds the flags of a choice to set. A Name that is there is the default.
 func (c *Choice) Flags(set *flag.FlagSet, aboutName string) {
 	set.StringVar(&c.Provider, "provider", "local",
-		"who runs the cluster: local (this machine), kind, or existing (the one that KUBECONFIG names)")
+		"provider of the cluster: local (this machine), kind, or existing (the cluster that KUBECONFIG names)")
 	set.StringVar(&c.Name, "name", c.Name, aboutName)
 	set.StringVar(&c.Kubeconfig, "kubeconfig", "",
-		"existing: the cluster's kubeconfig; by default, what KUBECONFIG names")
+		"existing: the cluster's kubeconfig; by default, the file that KUBECONFIG names")
 }
 
 // Open returns the cluster, without a connection to it. o are further options of an existing

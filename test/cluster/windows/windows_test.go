@@ -163,7 +163,8 @@ func (c *cluster) pods(ctx context.Context, t *testing.T, set string) map[string
 	return found
 }
 
-// awaitPods waits until a DaemonSet has a pod that is ready on each of the nodes, and none elsewhere.
+// awaitPods waits until a DaemonSet has a pod that is ready on each of the nodes, and none
+// elsewhere.
 func (c *cluster) awaitPods(t *testing.T, set string, nodes ...string) {
 	t.Helper()
 	eventually(t, "pods of "+set, func(ctx context.Context) (bool, string) {
@@ -230,7 +231,8 @@ func TestNodes(t *testing.T) {
 	c := start(t)
 	ctx := t.Context()
 	sets := c.AppsV1().DaemonSets("default")
-	// They are there before the nodes: kwok plays pods that were placed before it has seen the node.
+	// They are there before the nodes: kwok plays pods that were placed before it has seen the
+	// node.
 	created[*apps.DaemonSet](t)(sets.Create(ctx, daemonSet("driver", "windows", hostProcess()), meta.CreateOptions{}))
 	created[*apps.DaemonSet](t)(sets.Create(ctx, daemonSet("linux", "linux", plain()), meta.CreateOptions{}))
 	created[*apps.DaemonSet](t)(sets.Create(ctx, daemonSet("any", "", plain()), meta.CreateOptions{}))
@@ -345,7 +347,8 @@ func testScale(t *testing.T, c *cluster) {
 	c.awaitPods(t, "driver", "windows-1", "windows-2", "windows-3", "windows-4")
 }
 
-// testRestart ends kwok and starts it when its nodes were given up. A pod that was deleted meanwhile then goes.
+// testRestart ends kwok and starts it when its nodes were given up. A pod that was deleted
+// meanwhile then goes.
 func testRestart(t *testing.T, c *cluster) {
 	c.kwok.Kill()
 	c.awaitNode(t, "windows-1", "Unknown")
@@ -367,7 +370,8 @@ func testRestart(t *testing.T, c *cluster) {
 		_, err := c.CoreV1().Pods("default").Get(ctx, old.Name, meta.GetOptions{})
 		return apierrors.IsNotFound(err), "it is there"
 	})
-	// The pods are those that were there, so they are all ready only when the controller sees that the nodes are.
+	// The pods are those that were there, so they are all ready only when the controller sees that
+	// the nodes are.
 	eventually(t, "there is another, and it runs", func(ctx context.Context) (bool, string) {
 		got := c.pods(ctx, t, "driver")
 		return strings.HasPrefix(got["windows-1"], "Running"), seen(got)

@@ -62,7 +62,7 @@ func run(ctx context.Context, results string) error {
 	}
 	// the storage suite's result would say so, after half an hour
 	if results == "" && strings.HasSuffix(c.report.Commit, "+") {
-		return errors.New("there are changes that are not committed: nobody could get the driver that the report is of")
+		return errors.New("uncommitted changes: commit them, so that the report names a commit")
 	}
 	for _, step := range []func() error{
 		func() error { return c.sanity(ctx, "./pkg/driver") },

@@ -41,7 +41,7 @@ func TestThePageIsTheReports(t *testing.T) {
 	}
 }
 
-func TestWhatIsGood(t *testing.T) {
+func TestValidValues(t *testing.T) {
 	passed := Run{Suite: "own", Passed: 1}
 	failed, empty := passed, Run{Suite: "own"}
 	failed.fail("a test", "a reason")
@@ -61,9 +61,9 @@ func TestWhatIsGood(t *testing.T) {
 	}
 }
 
-// TestWhatIsSaid: a failure, and the errors of a run as a whole, are on the page; a skip has its
+// TestTheOutput: a failure, and the errors of a run as a whole, are on the page; a skip has its
 // reason.
-func TestWhatIsSaid(t *testing.T) {
+func TestTheOutput(t *testing.T) {
 	run := storage([]result.Result{{
 		Configuration: "hostpath-image", Scope: "full", Nodes: 2, Provider: "local", Procs: 8, Problems: []string{"2 specs were skipped that should not be"},
 		Specs: []result.Spec{

@@ -415,17 +415,17 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 // v1.13, ControllerListVolumeHealth.
 func (b *Backend) ListHealth(
 	_ context.Context, after string, limit int,
-) (sick []backend.VolumeHealth, more bool, err error) {
+) (unhealthy []backend.VolumeHealth, more bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	sick, more = page(b.volumes, after, limit, func(v *volume) (backend.VolumeHealth, bool) {
+	unhealthy, more = page(b.volumes, after, limit, func(v *volume) (backend.VolumeHealth, bool) {
 		if v.inline {
 			return backend.VolumeHealth{}, false
 		}
 		conditions := v.health()
 		return backend.VolumeHealth{ID: v.id, Conditions: conditions}, len(conditions) > 0
 	})
-	return sick, more, nil
+	return unhealthy, more, nil
 }
 
 // health returns the conditions of v.

@@ -82,8 +82,8 @@ func unsupported(err error) error {
 	return err
 }
 
-// Held returns the number of bytes that a file takes on the disk. Shared blocks count.
-func Held(file *os.File) (int64, error) {
+// OnDisk returns the number of bytes that a file takes on the disk. Shared blocks count.
+func OnDisk(file *os.File) (int64, error) {
 	defer runtime.KeepAlive(file)
 	var st unix.Statx_t
 	if err := statx(int(file.Fd()), &st); err != nil {

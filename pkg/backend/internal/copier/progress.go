@@ -19,9 +19,9 @@ type Progress struct {
 // Bytes returns the number of bytes of file content that are done. Holes and shared blocks count.
 func (p *Progress) Bytes() int64 { return p.bytes.Load() }
 
-// Held returns the number of bytes that the files of the copy take on the disk. Blocks that several
-// files share count for each of them; holes do not count.
-func (p *Progress) Held() int64 { return p.held.Load() }
+// OnDisk returns the number of bytes that the files of the copy take on the disk. Blocks that
+// several files share count for each of them; holes do not count.
+func (p *Progress) OnDisk() int64 { return p.held.Load() }
 
 // Entries returns the number of entries that are done: names of files, links, nodes, directories.
 func (p *Progress) Entries() int64 { return p.entries.Load() }

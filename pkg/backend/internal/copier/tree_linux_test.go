@@ -417,9 +417,9 @@ func begin(t *testing.T, src, dst string) (*walker, *dir) {
 	return &walker{tree: tree}, top
 }
 
-// TestTreeRemovesWhatVanished: a directory that was removed after its listing leaves no trace in
+// TestTreeRemovesVanishedEntries: a directory that was removed after its listing leaves no trace in
 // the copy, not even in the times of its parent.
-func TestTreeRemovesWhatVanished(t *testing.T) {
+func TestTreeRemovesVanishedEntries(t *testing.T) {
 	for now, change := range map[string]func(path string) error{
 		"gone":   os.Remove,
 		"a file": func(path string) error { return errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)) },
@@ -539,8 +539,8 @@ func TestTreeIntoItself(t *testing.T) {
 	}
 }
 
-// asNobody is set in the environment of the test below when it runs as user nobody, to the source
-// of the copy.
+// asNobody is set in the environment of the test below when it runs as an unprivileged user, to the
+// source of the copy.
 const asNobody = "CAUSEWAY_TEST_AS_NOBODY"
 
 // TestTreeWithoutPrivileges: an entry that cannot be read or made causes an error that names it,

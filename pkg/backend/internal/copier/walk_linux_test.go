@@ -160,9 +160,9 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// TestListingGoesOn: a listing that was closed resumes behind any entry, even from the position of
+// TestAListContinues: a listing that was closed resumes behind any entry, even from the position of
 // another entry.
-func TestListingGoesOn(t *testing.T) {
+func TestAListContinues(t *testing.T) {
 	everywhere(t, func(t *testing.T, dir string, f filesystem) {
 		for i := range 700 {
 			must(t, os.Mkdir(fmt.Sprint(dir, "/", i), 0o700))

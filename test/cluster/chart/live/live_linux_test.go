@@ -189,7 +189,8 @@ func begun(s *story) {
 	s.goOn()
 }
 
-// refused: Helm would find out halfway that a class cannot change, with the driver replaced already.
+// refused: Helm would find out halfway that a class cannot change, with the driver replaced
+// already.
 func refused(s *story) {
 	generations := func() string {
 		return s.kubectl("-n", install.Namespace, "get", "daemonsets,deployments", "-o",
@@ -290,7 +291,8 @@ func windows(s *story) {
 	}
 }
 
-// testFails: 16 MiB do not go into an image of 12. Nothing is left of that either, and the next test works.
+// testFails: 16 MiB do not go into an image of 12. Nothing is left of that either, and the next
+// test works.
 func testFails(s *story) {
 	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now,
 		"--set=hostpath.certificates.generation=2,tests.size=12Mi")
@@ -305,7 +307,8 @@ func testFails(s *story) {
 	s.run("test", "causeway", "--timeout="+patience.String())
 }
 
-// uninstalled: nothing is left but the CRDs, which all snapshots hang on, the namespace, which is not Helm's, and the data.
+// uninstalled: nothing is left but the CRDs, which all snapshots hang on, the namespace, which is
+// not Helm's, and the data.
 func uninstalled(s *story) {
 	s.undisturbed()
 	s.written = s.lengths("/directory", "/image")
@@ -362,7 +365,8 @@ func installedAgain(s *story) {
 	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--install")
 	s.must(err)
 	s.ready()
-	// Their logs go on where they stopped, with no number missing; but for the inline volumes', which ended with their pods.
+	// Their logs go on where they stopped, with no number missing; but for the inline volumes',
+	// which ended with their pods.
 	s.apply(writers)
 	s.kubectl("-n", "writers", "rollout", "status", "statefulset/writer", "--timeout="+patience.String())
 	for i, now := range s.lengths("/directory", "/image") {
@@ -373,8 +377,8 @@ func installedAgain(s *story) {
 	s.served()
 }
 
-// ended: when claims are deleted nothing is left on the nodes' disks. The release leaves only the objects
-// that docs/how-to/install.md names, and the commands of that page delete those, too.
+// ended: when claims are deleted nothing is left on the nodes' disks. The release leaves only the
+// objects that docs/how-to/install.md names, and the commands of that page delete those, too.
 func ended(s *story) {
 	s.kubectl("delete", "namespace", "writers", "--timeout="+patience.String())
 	s.until("no PersistentVolume left", func() error { return empty(kube.Run(s.Context(), "get", "pv", "-o", "name")) })
@@ -395,7 +399,8 @@ func ended(s *story) {
 	})
 }
 
-// documented matches the objects that stay after the release is uninstalled, by docs/how-to/install.md.
+// documented matches the objects that stay after the release is uninstalled, by
+// docs/how-to/install.md.
 var documented = regexp.MustCompile(`^(Namespace /causeway|ConfigMap causeway/kube-root-ca\.crt|ServiceAccount causeway/default|Lease causeway/.+|CustomResourceDefinition /.+\.(group)?snapshot\.storage\.k8s\.io|APIService /v[a-z0-9]+\.(group)?snapshot\.storage\.k8s\.io)$`)
 
 // procedure is the block of commands in the section of docs/how-to/install.md about uninstalling.
@@ -554,7 +559,8 @@ func (s *story) nothingWith(label string) {
 	s.until("no object with "+label, func() error { return empty(s.with(label)) })
 }
 
-// runs waits until all of the driver's pods run the images of a tag. Those of before end a while after Helm is content.
+// runs waits until all of the driver's pods run the images of a tag. Those of before end a while
+// after Helm is content.
 func (s *story) runs(tag string) {
 	s.Helper()
 	s.until("two controllers and two nodes with "+tag, func() error {
@@ -569,7 +575,7 @@ func (s *story) runs(tag string) {
 	})
 }
 
-// ready waits until the scheduler knows of room for both classes on both nodes.
+// ready waits until the scheduler knows the capacity for both classes on both nodes.
 func (s *story) ready() {
 	s.Helper()
 	s.until("room for both classes on both nodes", func() error {
@@ -652,8 +658,8 @@ spec:
   - {name: image, persistentVolumeClaim: {claimName: image-%[1]s}}
 `
 
-// writers are a pod on each node that appends the next number and the time to a log in each volume, with fsync, and ends with an
-// error if it cannot.
+// writers are a pod on each node that appends the next number and the time to a log in each volume,
+// with fsync, and ends with an error if it cannot.
 const writers = `apiVersion: apps/v1
 kind: StatefulSet
 metadata: {name: writer, namespace: writers}
@@ -703,7 +709,8 @@ func (s *story) identity() string {
 		s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="writers")]}{.spec.claimRef.name} {.spec.csi.volumeHandle}{"\n"}{end}`)
 }
 
-// undisturbed: the pods that write are those of before, with their volumes, and go on. No number is missing.
+// undisturbed: the pods that write are those of before, with their volumes, and go on. No number is
+// missing.
 func (s *story) undisturbed() {
 	s.Helper()
 	s.same("the pods that write", s.workload, s.identity())

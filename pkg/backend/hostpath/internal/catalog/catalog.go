@@ -1,6 +1,6 @@
 // Package catalog is the index of all objects below a root, in memory: it finds them by key, lists
-// them in pages, and adds up the capacity that is reserved for them. The package knows nothing of
-// the disk, and of an object only its few interface methods.
+// them in pages, and adds up the capacity that is reserved for them. The package does not
+// use the disk, and uses an object only through the methods of Object.
 package catalog
 
 import (
@@ -46,11 +46,11 @@ func (f *Full) Error() string {
 // be called by many goroutines.
 type Catalog[V Volume, S Snapshot, G Object] struct {
 	mu        sync.RWMutex
-	volumes   table[V]     // listed volumes
-	hidden    map[string]V // other volumes
-	snapshots table[S]
+	volumes   collection[V] // listed volumes
+	hidden    map[string]V  // other volumes
+	snapshots collection[S]
 	bySource  map[string][]string // keys of snapshots, sorted, by the ID of their volume
-	groups    table[G]
+	groups    collection[G]
 	reserved  int64           // bytes, of volumes and snapshots that exist or are being made
 	projects  map[uint32]bool // of volumes
 }
@@ -84,9 +84,9 @@ func (c *Catalog[V, S, G]) Replace(all Contents[V, S, G]) {
 		c.reserved = addCapped(c.reserved, s.Reserved())
 		c.bySource[s.VolumeID()] = added(c.bySource[s.VolumeID()], s.Key())
 	}
-	c.volumes = newTable("volume", listed, all.BrokenVolumes)
-	c.snapshots = newTable("snapshot", all.Snapshots, all.BrokenSnapshots)
-	c.groups = newTable("group", all.Groups, all.BrokenGroups)
+	c.volumes = newCollection("volume", listed, all.BrokenVolumes)
+	c.snapshots = newCollection("snapshot", all.Snapshots, all.BrokenSnapshots)
+	c.groups = newCollection("group", all.Groups, all.BrokenGroups)
 }
 
 // Reserve reserves size bytes if available, called with the bytes that are reserved already, allows

@@ -31,7 +31,7 @@ type Reason int
 // Reasons of a Conflict.
 const (
 	Busy    Reason = iota // a job or a call uses the object, and the same call may succeed later
-	Differs               // a job makes the object from other sources than the call asks for
+	Differs               // a job makes the object from other sources, or with other properties
 	InUse                 // a job makes the object or reads it
 )
 
@@ -47,8 +47,8 @@ func conflict(reason Reason, format string, args ...any) error {
 	return &Conflict{reason, fmt.Sprintf(format, args...)}
 }
 
-// Jobs are the jobs of one backend, and the exclusive use of objects. Its methods may be called by
-// many goroutines.
+// Jobs runs the jobs of one backend, and grants the exclusive use of objects. Its methods may be
+// called by many goroutines.
 type Jobs struct {
 	ctx  context.Context // of all background tasks; ends with Close
 	stop context.CancelFunc
@@ -98,9 +98,9 @@ type Job struct {
 
 // Progress is the progress of a job.
 type Progress struct {
-	Bytes int64  // copied so far
-	Held  int64  // bytes of the disk that the copy takes, shared blocks included
-	Stall string // path and time of the last progress, for messages; "" while there is progress
+	Bytes  int64  // copied so far
+	OnDisk int64  // bytes of the disk that the copy takes, shared blocks included
+	Stall  string // path and time of the last progress, for messages; "" while there is progress
 }
 
 // Report records the progress of the job.
@@ -323,8 +323,8 @@ func (j *Jobs) Hold(id string) (release func()) {
 	}
 }
 
-// Held reports whether the data of the object with this ID must not be written.
-func (j *Jobs) Held(id string) bool {
+// WritesBlocked reports whether the data of the object with this ID must not be written.
+func (j *Jobs) WritesBlocked(id string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.held[id] > 0

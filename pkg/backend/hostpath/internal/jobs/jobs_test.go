@@ -147,11 +147,11 @@ func TestAnObjectIsHeldUntilTheLastRelease(t *testing.T) {
 	defer j.Close()
 	first, second := j.Hold("id"), j.Hold("id")
 	first()
-	if !j.Held("id") {
+	if !j.WritesBlocked("id") {
 		t.Error("the object is free after the first of two releases")
 	}
 	second()
-	if j.Held("id") {
+	if j.WritesBlocked("id") {
 		t.Error("the object is held after the last release")
 	}
 }

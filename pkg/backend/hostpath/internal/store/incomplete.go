@@ -24,7 +24,8 @@ type InUse interface {
 }
 
 // Make makes the object id in dir. fill durably puts a record and data into the incomplete
-// directory. After an error other than ErrUndecided no part of the object is left.
+// directory. After an error other than ErrUndecided the object does not exist: its parts are
+// removed or in the trash.
 func (s *Store) Make(ctx context.Context, dir, id string, fill func(incomplete *beneath.Dir) error) error {
 	incomplete, err := s.prepare(ctx, id, fill)
 	if err != nil {
@@ -107,7 +108,7 @@ func (s *Store) Drop(incomplete string, why error) error {
 
 // discard removes an incomplete directory: at once, or through the trash if it contains a tree.
 func (s *Store) discard(incomplete string) error {
-	if err := DiscardData(s.dir, incomplete, nil); err != nil { // the emptying of the trash repeats it
+	if err := DiscardData(s.dir, incomplete, nil); err != nil { // the trash is emptied with retries
 		return s.dir.Rename(incomplete, path.Join(Trash, path.Base(incomplete)))
 	}
 	for _, name := range []string{path.Join(incomplete, Record), path.Join(incomplete, Image),

@@ -1,8 +1,8 @@
 // Package definition reads driver definitions: the files that
 // k8s.io/kubernetes/test/e2e/storage/external reads. The package applies the same defaults and the
 // same rules for upper and lower case, and reports every mistake of a file. Upstream's reader
-// ignores a key, a capability or a timeout that it does not know: the specs for a misspelled word are
-// missing, without a message.
+// ignores a key, a capability or a timeout that it does not know: the specs for a misspelled word
+// are missing, without a message.
 package definition
 
 import (

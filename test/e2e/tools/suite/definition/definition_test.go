@@ -351,7 +351,7 @@ Timeouts: {PodStart: 300, PodRun: 5m}
 	}
 }
 
-func TestWhatHasNoEffectIsNoted(t *testing.T) {
+func TestFlagsWithoutEffectAreLogged(t *testing.T) {
 	for name, test := range map[string]struct{ from, to, want string }{
 		"a retired field": {"", "", "driver.yaml:2: ShortName: retired field"},
 		"a filesystem without specs": {"{xfs: {}}", "{zfs: {}}",

@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// table holds all objects of one kind.
-type table[T Object] struct {
+// collection holds all objects of one kind.
+type collection[T Object] struct {
 	kind   string // the name of the kind in messages
 	byKey  map[string]T
 	broken map[string]error // the reason why an object cannot be used, by key
 	keys   []string         // of both, sorted: a page is a part of it
 }
 
-func newTable[T Object](kind string, objects []T, broken map[string]error) table[T] {
-	t := table[T]{kind: kind, byKey: make(map[string]T, len(objects)), broken: map[string]error{}}
+func newCollection[T Object](kind string, objects []T, broken map[string]error) collection[T] {
+	t := collection[T]{kind: kind, byKey: make(map[string]T, len(objects)), broken: map[string]error{}}
 	for _, o := range objects {
 		t.byKey[o.Key()] = o
 		t.keys = append(t.keys, o.Key())
@@ -28,7 +28,7 @@ func newTable[T Object](kind string, objects []T, broken map[string]error) table
 }
 
 // find returns the object. Errors: NotFound, or the reason why the object cannot be used.
-func (t *table[T]) find(key string) (object T, err error) {
+func (t *collection[T]) find(key string) (object T, err error) {
 	if object, ok := t.byKey[key]; ok {
 		return object, nil
 	}
@@ -38,24 +38,24 @@ func (t *table[T]) find(key string) (object T, err error) {
 	return object, &NotFound{t.kind, key}
 }
 
-func (t *table[T]) put(object T) {
+func (t *collection[T]) put(object T) {
 	t.byKey[object.Key()] = object
 	t.keys = added(t.keys, object.Key())
 }
 
-func (t *table[T]) breaks(key string, err error) {
+func (t *collection[T]) breaks(key string, err error) {
 	t.broken[key] = err
 	t.keys = added(t.keys, key)
 }
 
-func (t *table[T]) drop(key string) {
+func (t *collection[T]) drop(key string) {
 	delete(t.byKey, key)
 	t.keys = removed(t.keys, key)
 }
 
 // after calls see with each object whose key is above after, in order, until see returns false. A
 // broken object comes with its error only.
-func (t *table[T]) after(after string, see func(key string, object T, err error) bool) {
+func (t *collection[T]) after(after string, see func(key string, object T, err error) bool) {
 	for _, key := range above(t.keys, after) {
 		if !see(key, t.byKey[key], t.broken[key]) {
 			return
