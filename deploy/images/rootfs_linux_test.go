@@ -225,7 +225,7 @@ func (c *container) mount(t *testing.T, path string) string {
 }
 
 // command returns a command of the container, as a user. A test is skipped where that cannot be,
-// unless CAUSEWAY_MUST_MOUNT says that it can.
+// unless CAUSEWAY_MUST_MOUNT is set.
 func (c container) command(t *testing.T, user string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)

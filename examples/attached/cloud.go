@@ -403,7 +403,7 @@ func (c *directoryCloud) AttachDisk(_ context.Context, id, node string, a attach
 	return a, unavailable(c.plug(id, node))
 }
 
-// shares returns ErrInUse if no other node can have the disk as a says.
+// shares returns ErrInUse if no other node can have the disk with the access a.
 func (r record) shares(a attachment) error {
 	for _, node := range slices.Sorted(maps.Keys(r.Attached)) {
 		switch other := r.Attached[node]; {
@@ -441,7 +441,7 @@ func (c *directoryCloud) rewrite(id string, r record) error {
 	return nil
 }
 
-// plug attaches a disk to a node as its record says.
+// plug attaches a disk to a node as its record describes.
 func (c *directoryCloud) plug(id, node string) error {
 	r := c.disks[id]
 	err := plug(c.image(disksDir, id), label(r.Serial, id, node), r.Attached[node].ReadOnly)

@@ -165,7 +165,7 @@ func (s *storage) create(ctx context.Context, o backend.CreateOptions, v backend
 	return d.Volume, nil
 }
 
-// leastSize returns the least size of a disk that can be used as o says, in bytes. Errors:
+// leastSize returns the least size of a disk that can be used as o describes, in bytes. Errors:
 // ErrInvalid.
 func leastSize(o backend.CreateOptions) (int64, error) {
 	for key := range o.Parameters { // EDIT: read those of your storage classes

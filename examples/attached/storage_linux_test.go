@@ -48,7 +48,7 @@ func cloudDir(t *testing.T) string {
 	return dir
 }
 
-// skip skips the test, unless CAUSEWAY_MUST_MOUNT says that the machine can mount.
+// skip skips the test, unless CAUSEWAY_MUST_MOUNT is set.
 func skip(t *testing.T, why string) {
 	t.Helper()
 	if os.Getenv("CAUSEWAY_MUST_MOUNT") != "" {

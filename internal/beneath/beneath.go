@@ -18,7 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/regular"
 )
 
-// ErrType says that an element of a path does not have the type of file that it must have.
+// ErrType reports that an element of a path does not have the type of file that it must have.
 var ErrType = regular.ErrType
 
 // ReadFile returns the content of the regular file called name, which has at most limit bytes.

@@ -302,7 +302,7 @@ func (p *pool) remove(c *Conn) {
 //
 // Of connections that have sent something, the oldest would be the wrong choice: an attacker that
 // reconnects fast enough would drop every client before its handshake is done. A random choice
-// leaves a client some chance at any speed, and it tries again.
+// leaves a client some chance at any speed, and it retries.
 func (p *pool) victim(newcomer *Conn, now time.Time) *Conn {
 	var chosen *Conn
 	ties := 0

@@ -14,7 +14,7 @@ var (
 	times      atomic.Int64
 )
 
-// Reached kills the process, as SIGKILL does, if the environment says that it dies at the point
+// Reached kills the process, as SIGKILL does, if the environment reports that it dies at the point
 // called name.
 func Reached(name string) {
 	if name != where || times.Add(1) != nth {

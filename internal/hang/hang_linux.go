@@ -1,6 +1,6 @@
 // Package hang makes processes that hold locks of a filesystem for as long as a test likes, as a
 // tenant can: a system call waits for a page of its caller's memory that does not come. A tenant
-// has such a page in a mapping of a file on a hung NFS or FUSE mount; here userfaultfd(2) plays
+// has such a page in a mapping of a file on a stalled NFS or FUSE mount; here userfaultfd(2) plays
 // the server.
 package hang
 

@@ -2,7 +2,7 @@
 //
 // Some system calls wait in the kernel for another process, and no signal ends the wait: FIFREEZE
 // waits for each write that has begun, FICLONE for the lock of an inode. A tenant decides how long
-// that takes: a write whose source page comes from a hung NFS mount lasts until the server
+// that takes: a write whose source page comes from a stalled NFS mount lasts until the server
 // answers. A process with a thread in such a call cannot be killed; its descriptors stay open and
 // its locks stay held.
 //

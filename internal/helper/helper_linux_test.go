@@ -52,7 +52,7 @@ var sum = Task{Name: "sum", Run: func(j *Job) (any, error) {
 	}
 }}
 
-// fail fails as its request says.
+// fail fails as its request describes.
 var fail = Task{Name: "fail", Errors: []error{io.ErrNoProgress, errSentinel}, Run: func(j *Job) (any, error) {
 	var how string
 	if err := j.Request(&how); err != nil {

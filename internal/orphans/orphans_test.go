@@ -103,15 +103,15 @@ func TestBadInputLeadsToNoConclusion(t *testing.T) {
 		"cut, and the mark": {whole[:len(whole)/2] + mark, "invalid character"},
 		"broken":            {strings.Replace(whole, ":", "=", 1) + mark, "expected colon"},
 		"an error of kubectl": {"Error from server (Forbidden): persistentvolumes is forbidden\n",
-			"it says \"Error from server"},
+			"-o json: \"Error from server"},
 		"an error at the end": {whole + "error: the server doesn't have a resource type\n",
-			"it says \"error: the server"},
-		"more after the mark": {whole + mark + whole, "it says \"complete"},
+			"-o json: \"error: the server"},
+		"more after the mark": {whole + mark + whole, "-o json: \"complete"},
 		"YAML":                {"apiVersion: v1\nitems: []\n" + mark, "YAML"},
 		"YAML of many":        {"---\nkind: List\n", "YAML"},
-		"a table":             {"NAME  CAPACITY\npvc-1 1Gi\n", "is not what kubectl get -o json prints"},
-		"IDs alone":           {v1 + "\n" + v2 + "\n", "is not what kubectl get -o json prints"},
-		"an array":            {"[" + whole + "]" + mark, "is not what kubectl get -o json prints"},
+		"a table":             {"NAME  CAPACITY\npvc-1 1Gi\n", "is not the output of kubectl get -o json"},
+		"IDs alone":           {v1 + "\n" + v2 + "\n", "is not the output of kubectl get -o json"},
+		"an array":            {"[" + whole + "]" + mark, "is not the output of kubectl get -o json"},
 		"other JSON":          {`{"volumes":["` + v1 + `"]}` + mark, "no kind"},
 		"an error in JSON": {`{"kind":"Status","status":"Failure","message":"x"}` + mark,
 			"an error of the API server"},
@@ -184,7 +184,7 @@ func TestTheOperatorMayExpectNothing(t *testing.T) {
 	}
 }
 
-// watched is a stdin that says when it is read.
+// watched is a stdin that returns when it is read.
 type watched struct {
 	io.Reader
 	read func()

@@ -116,6 +116,7 @@ func (c *firstRead) explain(err error) error {
 	if !isAlert(err) || c.heard.Load() {
 		return err
 	}
-	return fmt.Errorf("server %s refused our certificate: %w (%s; the log of the server has the reason)", c.RemoteAddr(), err,
+	return fmt.Errorf("server %s refused our certificate: %w (%s; the log of the server has the reason)",
+		c.RemoteAddr(), err,
 		c.ours.describeOurs())
 }

@@ -139,7 +139,7 @@ func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 		if err != nil {
 			return until, nil, err
 		}
-		// The certificate last: it says that there is a key.
+		// The certificate last: it reports that there is a key.
 		return until, []file{bundle, {filepath.Join(l.dir, keyFile), key}, {filepath.Join(l.dir, certFile), cert}}, nil
 	case err != nil:
 		return time.Time{}, nil, err

@@ -199,7 +199,7 @@ func (tc refused) run(t *testing.T, ca *authority) {
 		says(t, "the client", err.Error(), s.addr)
 	}
 	s.stop()
-	// gRPC may have tried again, but not four times in a second.
+	// gRPC may have retried, but not four times in a second.
 	lines := log.take()
 	if len(lines) == 0 {
 		t.Fatal("the server reported nothing")

@@ -14,9 +14,9 @@ import (
 )
 
 var (
-	// ErrType says that a path does not have the type of file that it must have.
+	// ErrType reports that a path does not have the type of file that it must have.
 	ErrType = errors.New("unexpected file type")
-	// ErrSize says that a file is larger than the reader allows.
+	// ErrSize reports that a file is larger than the reader allows.
 	ErrSize = errors.New("file too large")
 )
 

@@ -200,13 +200,13 @@ func TestTwoWithOneIdentity(t *testing.T) {
 	c.look()
 	c.lost(1)
 	_, err := c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id})
-	wantCode(t, err, codes.Unavailable, "more than one", twin.address, c.nodes["a"].address)
+	wantCode(t, err, codes.Unavailable, "several addresses report", twin.address, c.nodes["a"].address)
 	_, err = c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
-	wantCode(t, err, codes.Unavailable, "more than one")
+	wantCode(t, err, codes.Unavailable, "several addresses report")
 	_, err = c.CreateVolume(context.Background(), create("w", "a"))
 	wantCode(t, err, codes.Unavailable, "no node answers in "+testKey+"=a: ")
-	c.wantSaid("more than one", twin.address, c.nodes["a"].address)
-	if how := c.ready(); !strings.Contains(how, "1 of 3") || !strings.Contains(how, "more than one") {
+	c.wantSaid("several addresses report", twin.address, c.nodes["a"].address)
+	if how := c.ready(); !strings.Contains(how, "1 of 3") || !strings.Contains(how, "several addresses report") {
 		t.Error(how)
 	}
 	for name, want := range map[string]float64{
@@ -361,7 +361,7 @@ func (i *impostor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest)
 	}}, nil
 }
 
-// SnapshotPart says that each step is done.
+// SnapshotPart reports that each step is done.
 func (i *impostor) SnapshotPart(stream peer.Peer_SnapshotPartServer) error {
 	part := &peer.Part{}
 	for {

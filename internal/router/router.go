@@ -60,7 +60,7 @@ const (
 	lookEvery   = 10 * time.Second       // for the addresses of nodes
 	lookSoon    = time.Second            // after a connection was lost
 	meetLimit   = 5 * time.Second        // to connect, and again to identify the node
-	againFirst  = 250 * time.Millisecond // first pause before a silent node is tried again
+	againFirst  = 250 * time.Millisecond // first pause before a silent node is retried
 	againLast   = 10 * time.Second       // last pause
 	renewEvery  = 20 * time.Minute       // so that replaced certificates take effect; below the nodes' limit
 	pingEvery   = 10 * time.Second       // on an idle connection; nodes allow a ping every 5 s

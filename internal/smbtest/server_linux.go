@@ -55,7 +55,8 @@ func find(program string) (string, error) {
 // Start starts a Server whose files are in dir, an empty directory. Close ends it; so does the end
 // of this process.
 func Start(dir string) (*Server, error) {
-	s := &Server{Dir: filepath.Join(dir, "shares"), User: "alice", Password: "pa,ss w", conf: filepath.Join(dir, "smb.conf")}
+	s := &Server{Dir: filepath.Join(dir, "shares"), User: "alice", Password: "pa,ss w",
+		conf: filepath.Join(dir, "smb.conf")}
 	unix, err := unixUser()
 	if err != nil {
 		return nil, err

@@ -272,8 +272,8 @@ func (n *node) asStaged(req *csi.NodePublishVolumeRequest, vc volumeCapability, 
 	if published {
 		class = mounter.ErrConflict
 	}
-	return fmt.Errorf("%w: the volume is staged with another capability: access mode, mount options or volume mount group "+
-		"(fsGroup of a pod)", class)
+	return fmt.Errorf("%w: the volume is staged with another capability: access mode, mount options or volume "+
+		"mount group (fsGroup of a pod)", class)
 }
 
 // onlyTarget returns an error if the mount at path is published at another path than target.

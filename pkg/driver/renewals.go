@@ -41,7 +41,7 @@ func (r *renewals) changed(path string, secrets map[string]string) (changed, kno
 	return !known || old.digest != r.digest(secrets) || old.condition != nil, known
 }
 
-// done records the result of a change. After a failure the next publish tries again.
+// done records the result of a change. After a failure the next publish retries.
 func (r *renewals) done(path string, secrets map[string]string, err error) {
 	if len(secrets) == 0 {
 		return
@@ -55,9 +55,11 @@ func (r *renewals) done(path string, secrets map[string]string, err error) {
 	n := renewal{digest: r.digest(secrets)}
 	switch {
 	case errors.Is(err, mounter.ErrCredentials):
-		n.condition = &backend.Condition{Severity: backend.Degraded, Reason: "CredentialsNotChanged", Message: err.Error()}
+		n.condition = &backend.Condition{Severity: backend.Degraded, Reason: "CredentialsNotChanged",
+			Message: err.Error()}
 	case err != nil:
-		n.condition = &backend.Condition{Severity: backend.Degraded, Reason: "CredentialsNotVerified", Message: err.Error()}
+		n.condition = &backend.Condition{Severity: backend.Degraded, Reason: "CredentialsNotVerified",
+			Message: err.Error()}
 	}
 	r.byPath[path] = n
 }

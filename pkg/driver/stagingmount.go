@@ -72,7 +72,9 @@ func (s *stagingRecords) liveMounts() []mounter.Mount {
 			bySource[st.Mount.Source] = mounter.Mount(*st.Mount)
 		}
 	}
-	return slices.SortedFunc(maps.Values(bySource), func(a, b mounter.Mount) int { return cmp.Compare(a.Source, b.Source) })
+	return slices.SortedFunc(maps.Values(bySource), func(a, b mounter.Mount) int {
+		return cmp.Compare(a.Source, b.Source)
+	})
 }
 
 // mountsOf returns the Mounts with which a volume was staged on this node, and whether all of its

@@ -217,8 +217,8 @@ func (t *topology) parseGroup(group string, vc *volumeCapability) error {
 	}
 	gid, err := strconv.ParseUint(group, 10, 32)
 	if err != nil || gid == math.MaxUint32 {
-		return fmt.Errorf("%w: invalid volume mount group %.32q: must be a group ID below %d", backend.ErrInvalid, group,
-			uint32(math.MaxUint32))
+		return fmt.Errorf("%w: invalid volume mount group %.32q: must be a group ID below %d", backend.ErrInvalid,
+			group, uint32(math.MaxUint32))
 	}
 	vc.group = strconv.FormatUint(gid, 10)
 	return nil

@@ -15,7 +15,7 @@ import (
 // (target). Then the path is resolved again, and must lead to the new mount: its directory may have
 // been moved away meanwhile. The mount is held by a descriptor of its own, and undone by that.
 
-// recipe says how a mount is made, in the two ways that kernels offer.
+// recipe describes how a mount is made, in the two ways that kernels offer.
 type recipe struct {
 	// detached makes the mount without a path, and returns a descriptor of its root. A close of the
 	// descriptor unmounts it.

@@ -148,7 +148,7 @@ type content struct {
 	copies []superblock
 }
 
-// examine reads a device of size bytes. An error says which bytes cannot be read.
+// examine reads a device of size bytes. An error names the bytes that cannot be read.
 func examine(dev io.ReaderAt, size int64) (content, error) {
 	if size < edge {
 		return content{}, fmt.Errorf("it has %d bytes: a device must have at least %d", size, edge)

@@ -70,8 +70,8 @@ func openDevice(fd, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(dev), path), nil
 }
 
-// checkDevice returns an error for a device that cannot be used as m says. checkDevice does not
-// read the device.
+// checkDevice returns an error for a device that cannot be used as m describes. checkDevice does
+// not read the device.
 func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
 	err := checkSequence(m, dev)
 	if err == nil {
@@ -151,7 +151,7 @@ func (l *linux) mountAttached(ctx context.Context, m Mount, src source, dev *os.
 	return err
 }
 
-// carryOut formats the device if the plan says so, and mounts its filesystem on t.
+// carryOut formats the device if that is the plan, and mounts its filesystem on t.
 func (l *linux) carryOut(m Mount, src source, p *programs, what plan, t target, o fresh) error {
 	dev := p.disk.file
 	if err := l.begin(m, dev, what); err != nil {

@@ -141,7 +141,7 @@ func (l *linux) forgetFormat(ctx context.Context, m Mount, src source, failed er
 		return nil
 	}
 	found, err := waitFor(context.WithoutCancel(ctx), a, answerTime)
-	if err != nil || !found.blank { // the record says that it was not used
+	if err != nil || !found.blank { // by the record it was not used
 		return nil
 	}
 	return l.removeFormatting(m.Serial)

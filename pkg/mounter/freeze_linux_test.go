@@ -1133,7 +1133,7 @@ func TestRecordsWithNothingToThawAreRemoved(t *testing.T) {
 	b.unmount(b.path("disk"), b.path("mounted"))
 }
 
-// TestAStartThatCannotThawServesAllTheSame: a bad image is reported and tried again, and the others
+// TestAStartThatCannotThawServesAllTheSame: a bad image is reported and retried, and the others
 // are served.
 func TestAStartThatCannotThawServesAllTheSame(t *testing.T) {
 	b := newFreezeBench(t)

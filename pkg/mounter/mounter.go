@@ -356,8 +356,8 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 	case Share:
 		for i, o := range options {
 			if !isShareOption(o) && !slices.Contains(directoryOptions, o) {
-				return fmt.Errorf("%w: option %d of %d: must be one of, with a valid value: %s", ErrOption, i+1, len(options),
-					strings.Join(slices.Concat(directoryOptions, shareOptionNames()), ", "))
+				return fmt.Errorf("%w: option %d of %d: must be one of, with a valid value: %s", ErrOption, i+1,
+					len(options), strings.Join(slices.Concat(directoryOptions, shareOptionNames()), ", "))
 			}
 		}
 		return nil

@@ -77,7 +77,8 @@ var mountShareTask = helper.Task{Name: "mount share", Errors: []error{errors.Err
 			return nil, fmt.Errorf("fsmount: %w%s", err, r.messages(fsys))
 		}
 		defer unix.Close(fd)
-		err = unix.MoveMount(fd, "", int(j.Files[0].Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+		err = unix.MoveMount(fd, "", int(j.Files[0].Fd()), "",
+			unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 		if err != nil {
 			return nil, fmt.Errorf("move_mount: %w", err)
 		}
@@ -507,8 +508,8 @@ func (l *linux) renewShare(ctx context.Context, m Mount, p pathHandle, hold *pat
 		r := shareRequest{Parameters: ownParameters(m), Secret: m.Credentials.Password}
 		err = l.onShare(ctx, shareLimit, hold, renewShareTask, r, nil, root)
 		if errors.Is(err, unix.EINVAL) {
-			err = fmt.Errorf("%w: the kernel does not support it (Linux 6.9 does): delete the pods that use the volume, "+
-				"so that it is staged again: %w", ErrCredentials, err)
+			err = fmt.Errorf("%w: the kernel does not support it (Linux 6.9 does): delete the pods that use the "+
+				"volume, so that it is staged again: %w", ErrCredentials, err)
 		}
 		if err != nil {
 			return false, err
@@ -599,7 +600,8 @@ func shareError(err error) error {
 		class  error
 		errnos []error
 	}{
-		{ErrAccess, []error{unix.EACCES, unix.EPERM, unix.ENOKEY, unix.EKEYEXPIRED, unix.EKEYREVOKED, unix.EKEYREJECTED}},
+		{ErrAccess, []error{unix.EACCES, unix.EPERM, unix.ENOKEY, unix.EKEYEXPIRED, unix.EKEYREVOKED,
+			unix.EKEYREJECTED}},
 		{ErrNotFound, []error{unix.ENOENT, unix.ENOTDIR, unix.ENXIO}},
 		{ErrServer, []error{unix.ECONNREFUSED, unix.EHOSTDOWN, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT,
 			unix.ECONNRESET, unix.ENOTCONN, unix.EAGAIN}},

@@ -188,7 +188,7 @@ func (w *way) create(name string, image bool) *csi.CreateVolumeRequest {
 type step struct {
 	name      string
 	call      func(w *way, name string) error
-	ratio     bool // a goal says how many times longer it may take
+	ratio     bool // the goal is a ratio of times
 	routeOnly bool // there is no other way to do it
 	silent    bool // not reported
 }

@@ -61,7 +61,7 @@ func start(ctx context.Context, bin, dir string, args ...string) (*process, erro
 		return nil, errors.Join(err, conn.Close())
 	}
 	err = await(ctx, func(ctx context.Context) error {
-		if _, err := os.Stat(socket); err != nil { // gRPC would wait for a second before it tries again
+		if _, err := os.Stat(socket); err != nil { // gRPC would wait for a second before it retries
 			return err
 		}
 		_, err := p.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))

@@ -46,7 +46,7 @@ func (d *somebodysDriver) call(ctx context.Context, req any, info *grpc.UnarySer
 	return resp, err
 }
 
-// counts says how many volumes there are, how many are staged, and how many published.
+// counts returns the numbers of volumes, of staged and of published volumes.
 func (d *somebodysDriver) counts() [3]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

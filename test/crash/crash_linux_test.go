@@ -607,7 +607,7 @@ func (l *life) kept() {
 	}
 }
 
-// interrupted says that an error is the driver's death.
+// interrupted reports whether an error is the death of the driver.
 func interrupted(err error) bool {
 	return status.Code(err) == codes.Unavailable || status.Code(err) == codes.Canceled
 }

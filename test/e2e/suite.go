@@ -81,7 +81,7 @@ func (s suite) selections(scope string) []selection {
 const limit = 3 * time.Hour
 
 // run runs the specs, and writes ginkgo's report and log into dir. That specs fail is no error: the
-// report says so.
+// report has the reason.
 func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, cpu float64, err error) {
 	args := []string{
 		"run", "--procs=" + strconv.Itoa(sel.procs), "--timeout=" + limit.String(), "--no-color", "--keep-going",

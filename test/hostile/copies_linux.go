@@ -29,11 +29,11 @@ var copyAttacks = map[string]func(o options) attack{
 	},
 	// A write that does not end holds the lock of its file.
 	"writes that do not end, in directories": func(options) attack {
-		return attack{kind: directory, arm: (*volume).hung, reason: "CopyStalled"}
+		return attack{kind: directory, arm: (*volume).stall, reason: "CopyStalled"}
 	},
 	// And its filesystem cannot be frozen.
 	"writes that do not end, in images": func(options) attack {
-		return attack{kind: image, arm: (*volume).hung, reason: "FilesystemStalled"}
+		return attack{kind: image, arm: (*volume).stall, reason: "FilesystemStalled"}
 	},
 }
 
@@ -54,8 +54,8 @@ func (v *volume) attacked(what, arg string) (end func(), err error) {
 	return a.end, nil
 }
 
-// hung starts a process that hangs in a write to a file of the volume.
-func (v *volume) hung() (end func(), err error) {
+// stall starts a process that hangs in a write to a file of the volume.
+func (v *volume) stall() (end func(), err error) {
 	file := filepath.Join(v.target, "hung")
 	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil { // a copy of an empty file needs no lock
 		return nil, err

@@ -25,16 +25,16 @@ func TestTwoWithTheSameIdentityAreBothRefused(t *testing.T) {
 	twin := w.newNode("twin", "a", "10.9.0.41")
 	twin.start()
 	w.dns.say(a.host.address, w.nodes["b"].host.address, twin.host.address)
-	w.wantReady("ok: 1 of 3 nodes answer", "more than one", a.peer(), twin.peer())
+	w.wantReady("ok: 1 of 3 nodes answer", "several addresses report", a.peer(), twin.peer())
 	w.wantMetrics(`causeway_router_peers{state="twice"} 2`, `causeway_router_peers{state="answers"} 1`,
 		fmt.Sprintf(`causeway_router_node_up{address=%q,node="a"} 0`,
 			a.peer()), fmt.Sprintf(`causeway_router_node_up{address=%q,node="a"} 0`, twin.peer()))
-	w.listsFail("more than one", a.peer(), twin.peer())
+	w.listsFail("several addresses report", a.peer(), twin.peer())
 	for _, err := range []error{
 		w.reads(v, patience), second(w.DeleteVolume(w.soon(), &csi.DeleteVolumeRequest{VolumeId: v})),
 		second(w.CreateVolume(w.soon(), create("w", "a"))), second(w.CreateVolume(w.soon(), create("w"))),
 	} {
-		wantCode(t, err, codes.Unavailable, "more than one")
+		wantCode(t, err, codes.Unavailable, "several addresses report")
 	}
 	w.must(w.reads(vb, patience))
 	twin.kill()

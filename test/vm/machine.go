@@ -38,7 +38,8 @@ func (m *machine) prepare(ctx context.Context, metapackage string, suites []suit
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return err
 	}
-	if err := install(ctx, append([]program{{emulator, "qemu-system-x86"}, {"xz", "xz-utils"}}, programs...)); err != nil {
+	needed := append([]program{{emulator, "qemu-system-x86"}, {"xz", "xz-utils"}}, programs...)
+	if err := install(ctx, needed); err != nil {
 		return err
 	}
 	var err error

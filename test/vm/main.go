@@ -42,8 +42,9 @@ var suites = []suite{
 
 // modules are the kernel modules that tests need, without their dependencies.
 var modules = []string{"loop", "xfs", "quota_v2", "btrfs", "virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "nvme",
-	"virtio_net", "cifs", "nls_utf8", "md5", "sha512_generic", "sha256_generic", "aes_generic", "cmac", "hmac", "ecb", "ctr",
-	"cbc", "ghash_generic", "gcm", "ccm", "seqiv"} // without ctr and ghash_generic every mount of a share is ENOENT
+	"virtio_net", "cifs", "nls_utf8", "md5", "sha512_generic", "sha256_generic", "aes_generic", "cmac", "hmac",
+	// Without ctr and ghash_generic every mount of a share is ENOENT.
+	"ecb", "ctr", "cbc", "ghash_generic", "gcm", "ccm", "seqiv"}
 
 // disks are the devices of QEMU that are disks of the guest. Their serial numbers are their names.
 var disks = []string{"virtio-blk-pci", "nvme", "scsi-hd"}
@@ -78,7 +79,9 @@ func run(ctx context.Context, only, kernel string, limit time.Duration) error {
 	if err != nil {
 		return err
 	}
-	chosen := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !pattern.MatchString(s.Package + " " + s.Run) })
+	chosen := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool {
+		return !pattern.MatchString(s.Package + " " + s.Run)
+	})
 	if len(chosen) == 0 {
 		return fmt.Errorf("no suite matches %q", only)
 	}

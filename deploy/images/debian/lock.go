@@ -21,7 +21,7 @@ type Package struct {
 	Path    string // below the archive
 }
 
-// Lock says which packages images are made of.
+// Lock lists the packages of images.
 type Lock struct {
 	Snapshot string // when it was made, as snapshot.debian.org has it in its addresses: 20260102T030405Z
 	Packages []Package

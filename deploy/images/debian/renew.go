@@ -99,7 +99,7 @@ type entry struct {
 	size int64
 }
 
-// release returns the indices of a suite, by name, of which gpgv says that Debian has signed them.
+// release returns the indices of a suite, by name, whose signature by Debian gpgv has verified.
 func (s suite) release(ctx context.Context, mirror, keyring string, now time.Time) (map[string]entry, error) {
 	signed, err := get(ctx, mirror+"/"+s.archive+"/dists/"+s.name+"/InRelease", maxIndex)
 	if err != nil {

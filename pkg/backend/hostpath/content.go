@@ -98,7 +98,8 @@ func (c *content) planImage(o backend.CreateOptions, from *content) error {
 	}
 	wanted := max(chooseSize(o), minSizes[c.FSType])
 	if wanted > maxImage {
-		return fmt.Errorf("%w: an image of %d bytes: must have at most %d", backend.ErrOutOfRange, wanted, int64(maxImage))
+		return fmt.Errorf("%w: an image of %d bytes: must have at most %d", backend.ErrOutOfRange, wanted,
+			int64(maxImage))
 	}
 	c.Size = (wanted + sizeUnit - 1) / sizeUnit * sizeUnit
 	if down := wanted / sizeUnit * sizeUnit; o.Required == 0 && down >= minSizes[c.FSType] {

@@ -74,7 +74,7 @@ func TestACopyThatHangsIsGivenUp(t *testing.T) {
 		!strings.Contains(messages, `"held"`) {
 		t.Errorf("the health is %v: %s", reasons, messages)
 	}
-	if n := b.troubles.hanging(); n != 1 {
+	if n := b.troubles.stalledSources(); n != 1 {
 		t.Errorf("%d copies hang, want 1", n)
 	}
 	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "of the good volume", Source: good.ID}); err != nil {
@@ -127,7 +127,7 @@ func TestAListingThatHangsIsReported(t *testing.T) {
 	if err := maker.Wait(); err != nil {
 		t.Error(err)
 	}
-	w.eventually("no copy hangs", func() bool { return b.troubles.hanging() == 0 })
+	w.eventually("no copy hangs", func() bool { return b.troubles.stalledSources() == 0 })
 	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "later", Source: v.ID}); err != nil {
 		t.Errorf("after the listing: %v", err)
 	}
@@ -186,7 +186,7 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 			ended <- err
 		}()
 	}
-	w.eventually("all hang", func() bool { return b.troubles.hanging() == hostile })
+	w.eventually("all hang", func() bool { return b.troubles.stalledSources() == hostile })
 	if entries := b.slots.copies.Entries(); len(entries) > 0 {
 		t.Errorf("slots are in use or waited for: %v", entries)
 	}
@@ -207,7 +207,7 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 			t.Errorf("after the write: %v", err)
 		}
 	}
-	if n := b.troubles.hanging(); n > 0 {
+	if n := b.troubles.stalledSources(); n > 0 {
 		t.Errorf("%d copies hang after the write", n)
 	}
 }
@@ -312,8 +312,8 @@ func TestOldFailuresAreNotReported(t *testing.T) {
 	if all.well(another); all.conditions("another") != nil {
 		t.Error("a failure is reported after a successful copy")
 	}
-	if endsSecond(); all.conditions("hangs") != nil || all.check(hangs) != nil || all.hanging() != 0 {
-		t.Error("a copy that has ended still counts as hanging")
+	if endsSecond(); all.conditions("hangs") != nil || all.check(hangs) != nil || all.stalledSources() != 0 {
+		t.Error("a copy that has ended still counts as stalled")
 	}
 }
 

@@ -58,7 +58,7 @@ func (b *Backend) Metrics() []backend.Metric {
 		counter("trash_errors_total", "Failed attempts to remove a deleted object.",
 			b.count.trashErrors.Load()),
 		gauge("stalled_copies", "Volumes and snapshots of which a copy hangs in the kernel.",
-			float64(b.troubles.hanging())),
+			float64(b.troubles.stalledSources())),
 	}
 	all = append(all, helperMetrics(b.helpers())...)
 	for _, r := range b.resources() {

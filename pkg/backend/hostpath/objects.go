@@ -167,8 +167,8 @@ func (v *volume) fits(want *volume, o backend.CreateOptions) error {
 	if v.Kind != want.Kind || v.FSType != want.FSType || v.Block != want.Block || v.Size < o.Required ||
 		(o.Limit > 0 && v.Size > o.Limit) {
 		return fmt.Errorf("%w: the volume has %d bytes (required: %d, limit: %d), kind %s (wanted: %s), filesystem %q "+
-			"(wanted: %q), block device: %v (wanted: %v)", backend.ErrExists, v.Size, o.Required, o.Limit, v.Kind, want.Kind,
-			v.FSType, want.FSType, v.Block, want.Block)
+			"(wanted: %q), block device: %v (wanted: %v)", backend.ErrExists, v.Size, o.Required, o.Limit, v.Kind,
+			want.Kind, v.FSType, want.FSType, v.Block, want.Block)
 	}
 	if !maps.Equal(v.Class, want.Class) {
 		return fmt.Errorf("%w: the volume was created with %v", backend.ErrExists, v.Class)
@@ -214,7 +214,8 @@ func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
 	size := max(v.Size, o.Required)
 	if v.Kind == image {
 		if size > maxImage {
-			return 0, fmt.Errorf("%w: an image of %d bytes: must have at most %d", backend.ErrOutOfRange, size, int64(maxImage))
+			return 0, fmt.Errorf("%w: an image of %d bytes: must have at most %d", backend.ErrOutOfRange, size,
+				int64(maxImage))
 		}
 		size = (size + sizeUnit - 1) / sizeUnit * sizeUnit
 	}

@@ -62,7 +62,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *root) error {
 	if err := s.inPlace(); err != nil {
 		return err
 	}
-	free, hanging := s.Parked().Without(names)
+	free, stalled := s.Parked().Without(names)
 	if err := s.Parked().Full(); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *root) error {
 		}
 	}
 	if failed == nil {
-		failed = hanging
+		failed = stalled
 	}
 	return failed
 }

@@ -15,7 +15,7 @@ import (
 const (
 	// remembered is the time for which a failure is reported: later the reason may no longer exist.
 	remembered = 5 * time.Minute
-	// stallAfter is the time without progress after which a copy counts as hanging. The copy then
+	// stallAfter is the time without progress after which a copy counts as stalled. The copy then
 	// gives its slot back, as it does not use the disk.
 	stallAfter = 3 * time.Second
 	// maxHanging is the number of volumes of a tenant in which copies may hang. Each of them keeps
@@ -116,16 +116,16 @@ func (t *troubles) check(c fair.Request) error {
 		return fmt.Errorf("%w: an earlier copy still hangs since %s: %s", backend.ErrPrecondition,
 			entry.since.UTC().Format(time.RFC3339), entry.message)
 	}
-	var hanging []string
+	var stalled []string
 	for id, entry := range t.bySource {
 		if entry.hangs > 0 && entry.tenant == tenantOf(c) {
-			hanging = append(hanging, id)
+			stalled = append(stalled, id)
 		}
 	}
-	if len(hanging) >= maxHanging {
-		slices.Sort(hanging)
+	if len(stalled) >= maxHanging {
+		slices.Sort(stalled)
 		return fmt.Errorf("%w: copies hang in %d volumes of namespace %s: end the pods that use these: %s",
-			backend.ErrPrecondition, len(hanging), c.Tenant, strings.Join(hanging, ", "))
+			backend.ErrPrecondition, len(stalled), c.Tenant, strings.Join(stalled, ", "))
 	}
 	return nil
 }
@@ -149,8 +149,8 @@ func (t *troubles) conditions(id string) []backend.Condition {
 	return nil
 }
 
-// hanging returns the number of sources in which a copy hangs.
-func (t *troubles) hanging() (n int) {
+// stalledSources returns the number of sources in which a copy hangs.
+func (t *troubles) stalledSources() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, entry := range t.bySource {

@@ -125,7 +125,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 }
 
 // round queries all volumes, reports changes, and returns the time until the next round. Its error
-// is for the log: the next round tries again.
+// is for the log: the next round retries.
 func (m *Monitor) round(ctx context.Context) (time.Duration, error) {
 	start := m.now()
 	targets, err := m.targets()

@@ -133,7 +133,7 @@ func TestTheFieldsThatSlimKeepsAreFound(t *testing.T) {
 	}
 }
 
-// keeps says which fields of which types of k8s.io/api/core/v1 slim keeps. Metadata, which all
+// keeps shows which fields of which types of k8s.io/api/core/v1 slim keeps. Metadata, which all
 // types share, is under the object that has it: Pod.ObjectMeta.Name.
 type keeps struct {
 	fields map[string]bool

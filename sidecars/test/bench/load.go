@@ -85,7 +85,7 @@ func (b *bench) load(ctx context.Context) error {
 	return errors.Join(l.settled(ctx), l.tellSize(ctx))
 }
 
-// tellSize says how large a pod is, on which most depends.
+// tellSize prints the size of a pod, on which most figures depend.
 func (l *loader) tellSize(ctx context.Context) error {
 	pods, err := l.kube.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil || len(pods.Items) == 0 {

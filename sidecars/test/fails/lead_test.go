@@ -133,7 +133,7 @@ func (s *scene) stopped(before func(*replica), args ...string) {
 	leader.send(syscall.SIGTERM)
 	took := leader.ends(0)
 	s.Logf("the process ended %v after SIGTERM", took.Round(time.Millisecond))
-	if took > hung {
+	if took > stalledAfter {
 		s.Errorf("it took %v", took)
 	}
 	if l, err := s.lease(s.Context(), s.combined()); err != nil || holder(l) == leader.identity() {

@@ -344,7 +344,7 @@ func (m *migration) standstill(title string, began, end time.Time, next workers)
 	}
 }
 
-// startOf says when csi-sidecars started a controller, as its log has it. Upstream's programs do
+// startOf returns when csi-sidecars started a controller, as its log has it. Upstream's programs do
 // not log that.
 func startOf(r *replica, controller string, end time.Time) string {
 	line := regexp.MustCompile(`(?m)^I(\d{4} \d\d:\d\d:\d\d\.\d+) .*"Controller starts" name="` + controller + `"`).FindStringSubmatch(r.Log())

@@ -146,8 +146,8 @@ func (r *replica) send(signal syscall.Signal) {
 	}
 }
 
-// hung is the time after which a process that was told to end counts as hung.
-const hung = 30 * time.Second
+// stalledAfter is the time after which a process that was told to end counts as stalled.
+const stalledAfter = 30 * time.Second
 
 // ends waits for the process's end and returns how long it took.
 func (r *replica) ends(code int) time.Duration {

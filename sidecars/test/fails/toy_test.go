@@ -20,7 +20,7 @@ import (
 )
 
 // toyKey is the variable that makes this test binary a program like csi-sidecars, with two toys:
-// the first does nothing, and the second fails as the variable says, when the file at toyCue
+// the first does nothing, and the second fails as the variable describes, when the file at toyCue
 // exists.
 const (
 	toyKey = "CAUSEWAY_FAILS_TOY"

@@ -74,8 +74,8 @@ func TestAVolumeThatIsAttachedIsNotDeleted(t *testing.T) {
 	l.checkDeleted(volume)
 }
 
-// csiNode makes a CSINode, called as the lab, which says how the driver calls it, and returns its
-// name.
+// csiNode makes a CSINode, called as the lab, which describes how the driver calls it, and returns
+// its name.
 func (l *lab) csiNode() string {
 	l.Helper()
 	must(world.Kube.StorageV1().CSINodes().Create(l.Context(), &storagev1.CSINode{

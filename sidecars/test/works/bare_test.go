@@ -46,7 +46,7 @@ func TestADriverThatCanDoLittleHasControllersSkippedAndIsAttachedOnPaper(t *test
 	}
 }
 
-// checkSkipped fails the test unless the log says that a controller was skipped, and its health
+// checkSkipped fails the test unless the log reports that a controller was skipped, and its health
 // that this is no failure.
 func (l *lab) checkSkipped(controller string) {
 	l.Helper()

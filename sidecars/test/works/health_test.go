@@ -42,7 +42,7 @@ func TestTheStatusOfAClaimFollowsTheHealthOfItsVolume(t *testing.T) {
 	awaitEvent(t, world.Kube, sick, corev1.EventTypeNormal, "VolumeConditionNormal")
 }
 
-// checkLost fails the test unless a claim says that the data is lost, and nothing else.
+// checkLost fails the test unless a claim reports that the data is lost, and nothing else.
 func checkLost(t *testing.T, c *corev1.PersistentVolumeClaim) {
 	t.Helper()
 	all := c.Status.HealthStatus.HealthConditions
@@ -123,7 +123,7 @@ func withoutLists(answer proto.Message) {
 	}
 }
 
-// With its gate off the API server drops the field. The monitor finds that out, says so once, and
+// With its gate off the API server drops the field. The monitor notices that, reports it once, and
 // makes events.
 func TestAnAPIServerWithoutTheGateGetsEventsAndNoStatus(t *testing.T) {
 	t.Parallel()

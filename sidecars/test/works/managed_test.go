@@ -35,8 +35,8 @@ func TestWhoWroteWhatIsKeptThoughInformersForgetIt(t *testing.T) {
 	l.wroteToo("the snapshot", snapshot)
 }
 
-// wroteToo fails the test unless an object says that both the test and csi-sidecars have written to
-// it.
+// wroteToo fails the test unless the managed fields of an object show that both the test and
+// csi-sidecars have written to it.
 func (l *lab) wroteToo(what string, o metav1.Object) {
 	l.Helper()
 	var writers []string

@@ -122,7 +122,7 @@ func TestTheAPIServerTakesPrintedManifests(t *testing.T) {
 	}
 }
 
-// The comment in the output says which Pod Security levels are needed.
+// The comment in the output shows which Pod Security levels are needed.
 func TestPrintedPodsHaveTheirPodSecurityLevel(t *testing.T) {
 	t.Parallel()
 	p := printManifest(t, "--driver=level.printed.example", "--name=level")

@@ -514,8 +514,8 @@ func changed(s *server) {
 		return s.kubectl("", "-n", "causeway", "get", "configmap", "causeway-forgotten-nodes", "-o",
 			"jsonpath={.data.nodes}")
 	}
-	// The cluster's CRDs are its own, and not as the chart's: as docs/how-to/install.md says, Helm
-	// is told to leave them alone.
+	// The cluster's CRDs are its own, and not as the chart's: as docs/how-to/install.md describes,
+	// Helm is told to leave them alone.
 	s.kubectl("", "annotate", "--overwrite", "--field-manager=somebody", "crd",
 		"volumesnapshots.snapshot.storage.k8s.io", "controller-gen.kubebuilder.io/version=v0.0.1")
 	if err := s.release("causeway", "install", "causeway", Directory()); err == nil ||

@@ -33,7 +33,7 @@ func (e Etcd) Args() []string {
 	}
 }
 
-// APIServer says how kube-apiserver is to run.
+// APIServer describes how kube-apiserver is to run.
 type APIServer struct {
 	EtcdURL     string
 	Bind        string // the IP address that it listens on
@@ -90,7 +90,7 @@ func (a APIServer) endpoint() []string {
 	return []string{"--advertise-address=" + a.Advertise}
 }
 
-// Daemon says how a component is to run that is a client of the API server.
+// Daemon describes how a component is to run that is a client of the API server.
 type Daemon struct {
 	Kubeconfig string
 	Bind       string // the IP address that it serves its health on
@@ -116,13 +116,13 @@ func (d Daemon) args() []string {
 	}
 }
 
-// Scheduler says how kube-scheduler is to run.
+// Scheduler describes how kube-scheduler is to run.
 type Scheduler struct{ Daemon }
 
 // Args returns kube-scheduler's arguments.
 func (s Scheduler) Args() []string { return s.args() }
 
-// ControllerManager says how kube-controller-manager is to run.
+// ControllerManager describes how kube-controller-manager is to run.
 type ControllerManager struct {
 	Daemon
 	CA          pki.Files

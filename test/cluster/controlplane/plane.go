@@ -200,7 +200,7 @@ func (p *Plane) etcd() Etcd {
 }
 
 // startEtcd starts etcd and waits until it takes connections, which is before the API server would
-// begin to try again at ever longer intervals.
+// begin to retry at ever longer intervals.
 func (p *Plane) startEtcd(ctx context.Context) error {
 	e := p.etcd()
 	if len(e.Socket) > 100 {

@@ -20,7 +20,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
 
-// Options says which cluster it is. All is optional, but a kubeconfig file must be named somehow.
+// Options identify the cluster. All is optional, but a kubeconfig file must be named somehow.
 type Options struct {
 	// Kubeconfig is a kubeconfig file, of which the current context is used. Empty means the file
 	// in KUBECONFIG. The user's ~/.kube/config is not used unless it is named: tests damage objects

@@ -55,7 +55,7 @@ func (c *Cluster) events(ctx context.Context, namespace, path string) error {
 	return os.WriteFile(path, b.Bytes(), 0o644)
 }
 
-// at is when an event was seen last. Which field says so depends on the library that has recorded
+// at is when an event was seen last. The field depends on the library that has recorded
 // it.
 func at(e core.Event) meta.Time {
 	switch {

@@ -80,15 +80,15 @@ func TestNodeGoneForGood(t *testing.T) {
 	s.same("data of the other node", "stays", s.in("stays", "cat /stays/file"))
 }
 
-// forget says which nodes are gone for good.
+// forget sets the nodes that are gone for good.
 func (s *scene) forget(lines string) {
 	s.Helper()
 	s.kubectl("-n", install.Namespace, "patch", "configmap", "causeway-forgotten-nodes", "--type=merge", "-p",
 		fmt.Sprintf(`{"data":{"nodes":%q}}`, lines+"\n"))
 }
 
-// orphans runs the command as docs/how-to/orphans.md says, with less time in between, as nothing
-// else is going on, and compares its exit code and the IDs that it tells.
+// orphans runs the command as docs/how-to/orphans.md describes, with less time in between, as
+// nothing else is going on, and compares its exit code and the IDs that it tells.
 func (s *scene) orphans(code int, ids ...string) {
 	s.Helper()
 	const line = `(sleep 4; kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) |

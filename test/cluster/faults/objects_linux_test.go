@@ -68,14 +68,14 @@ spec:
 `, name, where, testimages.Busybox, line, strings.Join(mounts, ", "), strings.Join(volumes, ", "))
 }
 
-// only says that a pod has to be on a node.
+// only requires a node for a pod.
 func only(node string) string { return "  nodeSelector: {kubernetes.io/hostname: " + node + "}" }
 
-// forGood says that a pod is not evicted from a node that has been silent for five minutes, as
+// forGood keeps a pod from being evicted from a node that has been silent for five minutes, as
 // others are.
 const forGood = "  tolerations: [{key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute}]"
 
-// rather says that a pod would like to be on a node.
+// rather prefers a node for a pod.
 func rather(node string) string {
 	return "  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: " +
 		"{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [" + node + "]}]}}]}}"

@@ -114,7 +114,7 @@ func (h Helm) Upgrade(ctx context.Context, to string, i Images, args ...string) 
 	args = append([]string{"upgrade", "causeway", to, "--wait", "--timeout=180s",
 		"--values=" + filepath.Join(chart.Sources(), "test", "cluster", "install",
 			"values.yaml"), "--set=images.tag=" + i.tag,
-		// Nothing else in a pod says that an image of the same name is another.
+		// Nothing else in a pod distinguishes images of the same name.
 		`--set-string=hostpath.controller.podAnnotations.images=` + i.hash +
 			`,hostpath.node.podAnnotations.images=` + i.hash,
 	}, args...)

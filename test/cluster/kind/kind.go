@@ -52,7 +52,7 @@ type engine interface {
 // kind itself cannot be interrupted, so the end of a context takes effect after kind's step.
 type Cluster struct {
 	name   string
-	dir    string // says that the cluster is this package's, and has its kubeconfig
+	dir    string // marks the cluster as this package's, and has its kubeconfig
 	engine engine
 	log    *logger
 }
@@ -105,7 +105,7 @@ func choose(asked string) (kind.ProviderOption, error) {
 
 func (c *Cluster) kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 
-// up is the file that says that the cluster was started wholly.
+// up is the file whose existence means that the cluster was started completely.
 func (c *Cluster) up() string { return filepath.Join(c.dir, "up") }
 
 // Up is provider.Provider's. The nodes that are asked for are workers: there is a node for the

@@ -48,7 +48,7 @@ func (l *logger) Error(message string) { l.Info(message) }
 // Errorf writes a line.
 func (l *logger) Errorf(format string, args ...any) { l.Infof(format, args...) }
 
-// Enabled says that there is something to tell.
+// Enabled returns true.
 func (l *logger) Enabled() bool { return true }
 
 // V drops messages for developers of kind.

@@ -155,7 +155,7 @@ func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
 	return true, c.awaitNodes(ctx, client, s)
 }
 
-// up is the file that says that the cluster was started wholly.
+// up is the file whose existence means that the cluster was started completely.
 func (f files) up() string { return filepath.Join(f.dir, "up") }
 
 func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) error {

@@ -301,7 +301,7 @@ func testStatus(t *testing.T, c *cluster) {
 	}
 }
 
-// testTaint checks that the scheduler gives a pod that says nothing of Windows no Windows node.
+// testTaint checks that the scheduler gives a pod without a Windows selector no Windows node.
 func testTaint(t *testing.T, c *cluster) {
 	spec := plain()
 	spec.Affinity = &core.Affinity{NodeAffinity: &core.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &core.NodeSelector{

@@ -42,7 +42,7 @@ type Counts struct {
 	Passed   int `json:"passed"`
 	Skipped  int `json:"skipped"` // by the suite, when they were run
 	Failed   int `json:"failed"`
-	LeftOut  int `json:"leftOut"` // not run, as the configuration says
+	LeftOut  int `json:"leftOut"` // not run, as the configuration describes
 }
 
 // State is the result of a spec.
@@ -66,7 +66,8 @@ type Spec struct {
 	Seconds float64 `json:"seconds"`
 	// Message is the suite's message for a spec that failed or was skipped.
 	Message string `json:"message,omitempty"`
-	// Reason is why it is right that the spec was skipped or left out, as the configuration says.
+	// Reason is why it is right that the spec was skipped or left out, as the configuration
+	// describes.
 	Reason string `json:"reason,omitempty"`
 }
 

@@ -125,7 +125,10 @@ func network() error {
 		if err := errors.Join(
 			set(unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(link.address) }),
 			set(unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(link.mask) }),
-			set(unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING); return nil }),
+			set(unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error {
+				r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+				return nil
+			}),
 		); err != nil {
 			return fmt.Errorf("%s: %w", link.name, err)
 		}

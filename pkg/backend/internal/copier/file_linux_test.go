@@ -364,7 +364,7 @@ func TestFileOnAFullDisk(t *testing.T) {
 	}
 }
 
-// TestLargeFileMakesProgress: a file that takes long does not count as hanging.
+// TestLargeFileMakesProgress: a file that takes long does not count as stalled.
 func TestLargeFileMakesProgress(t *testing.T) {
 	everywhere(t, func(t *testing.T, dir string, _ filesystem) {
 		src := writeParts(t, dir+"/src", 40<<20, map[int64]int{0: 40 << 20})

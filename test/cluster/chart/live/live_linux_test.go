@@ -18,7 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
 
-// patience is for how long anything is waited for. It says nothing of how long things take.
+// patience is the longest wait for any state. It is not the usual duration.
 const patience = 3 * time.Minute
 
 // story is the state that all steps share.

@@ -92,7 +92,7 @@ func (s *Store) MoveIn(incomplete, dir, id string) error {
 
 // Drop removes an incomplete directory after the error why. If why is InUse, Drop moves the
 // directory to the trash and parks it there: the removal of a file would wait for a lock of the
-// hanging process.
+// stalled process.
 func (s *Store) Drop(incomplete string, why error) error {
 	var use InUse
 	if !errors.As(why, &use) {
