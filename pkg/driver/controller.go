@@ -186,8 +186,10 @@ func (c *controller) ControllerGetVolumeHealth(ctx context.Context,
 	if err := required("volume ID", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
-	if v, err := c.backend.Get(ctx, req.GetVolumeId(), nil); err == nil && v.Inline {
-		return nil, errInline(req.GetVolumeId())
+	if is[backend.Inliner](c.backend) {
+		if v, err := c.backend.Get(ctx, req.GetVolumeId(), nil); err == nil && v.Inline {
+			return nil, errInline(req.GetVolumeId())
+		}
 	}
 	conditions, err := reporter.Health(ctx, req.GetVolumeId())
 	if err != nil {

@@ -47,6 +47,10 @@ type Kind struct {
 
 	// BlockGroups is like Groups, for raw block devices.
 	BlockGroups bool
+
+	// Files returns the directory of this machine with the files of a [mounter.Share], such as the
+	// directory of a private server. The test of a backend of shares must set this field.
+	Files func(m mounter.Mount) string
 }
 
 // Run tests a backend against the contract.

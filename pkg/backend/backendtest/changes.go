@@ -28,7 +28,7 @@ func differing(s *subject) *differ {
 	m, end := d.where(d.create(d.request("pvc-0")).ID)
 	end()
 	switch m.Kind {
-	case mounter.Directory:
+	case mounter.Directory, mounter.Share:
 		snapshot := d.snap("snap-0", d.create(d.request("pvc-0")).ID).ID
 		d.refuses(snapshot, snapshot, 0, backend.ErrInvalid)
 		s.Skip("these volumes are not block images")

@@ -59,9 +59,24 @@ func (s *subject) use(id string, access backend.Access) (m mounter.Mount, end fu
 	}
 }
 
+// directory returns the directory of this machine with the files of the mount. ok is false for an
+// image or a device.
+func (s *subject) directory(m mounter.Mount) (dir string, ok bool) {
+	s.Helper()
+	switch {
+	case m.Kind == mounter.Directory:
+		return m.Source, true
+	case m.Kind != mounter.Share:
+		return "", false
+	case s.kind.Files == nil:
+		s.Fatal("the Mount is a Share: set Kind.Files")
+	}
+	return s.kind.Files(m), true
+}
+
 // files returns the paths of the two files in a directory.
-func files(m mounter.Mount) []string {
-	return []string{filepath.Join(m.Source, "file"), filepath.Join(m.Source, "a", "b", "file")}
+func files(dir string) []string {
+	return []string{filepath.Join(dir, "file"), filepath.Join(dir, "a", "b", "file")}
 }
 
 // write replaces the content of the volume by a text.
@@ -69,13 +84,14 @@ func (s *subject) write(id, text string) {
 	s.Helper()
 	m, end := s.where(id)
 	defer end()
-	if m.Kind != mounter.Directory {
+	dir, ok := s.directory(m)
+	if !ok {
 		for _, at := range pieces {
 			s.writeAt(m, at, append([]byte(text), make([]byte, maxText-len(text))...))
 		}
 		return
 	}
-	for _, path := range files(m) {
+	for _, path := range files(dir) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			s.Fatal(err)
 		}
@@ -113,8 +129,8 @@ func (s *subject) read(id string, piece int) string {
 	s.Helper()
 	m, end := s.where(id)
 	defer end()
-	if m.Kind == mounter.Directory {
-		text, err := os.ReadFile(files(m)[piece])
+	if dir, ok := s.directory(m); ok {
+		text, err := os.ReadFile(files(dir)[piece])
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.Fatal(err)
 		}

@@ -32,6 +32,30 @@ func TestMemoryKeepsTheContract(t *testing.T) {
 	})
 }
 
+// shared is a Backend whose directories are on a share.
+type shared struct{ *Backend }
+
+const shareOfTest = "//server/share"
+
+func (s shared) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
+	m, err := s.Backend.Mount(ctx, id, a)
+	if err == nil && m.Kind == mounter.Directory {
+		m.Kind, m.Source = mounter.Share, shareOfTest+m.Source
+	}
+	return m, err
+}
+
+func TestSharesKeepTheContract(t *testing.T) {
+	kind := backendtest.Kind{
+		Mutable: map[string][2]string{tierKey: {"fast", "archive"}}, Groups: true, BlockGroups: true,
+		Files: func(m mounter.Mount) string { return strings.TrimPrefix(m.Source, shareOfTest) },
+	}
+	backendtest.Run(t, kind, func(t *testing.T, _ mounter.Images) func() backend.Backend {
+		b := shared{storage(t)}
+		return func() backend.Backend { return b }
+	})
+}
+
 func TestMemoryKeepsTheContractOfAttachedDisks(t *testing.T) {
 	kind := backendtest.Kind{
 		Mutable: map[string][2]string{tierKey: {"fast", "archive"}}, Groups: true, BlockGroups: true,
