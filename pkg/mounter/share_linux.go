@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/causeway-csi/causeway/internal/crashpoint"
 )
 
 // A system call on a share waits for its server, and a thread in the kernel cannot be given up. So
@@ -85,7 +83,6 @@ func (l *linux) mountNewShare(ctx context.Context, m Mount, src ShareSource, t t
 	if err := l.onShare(ctx, shareLimit, hold, mountShareTask, r, nil, dir); err != nil {
 		return errors.Join(shareError(err), l.undoShare(src, t))
 	}
-	crashpoint.Reached("share:mounted")
 	own, err := t.mountOn()
 	if err != nil {
 		return err
