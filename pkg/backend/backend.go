@@ -298,7 +298,7 @@ type Attacher interface {
 	// another node and the two cannot share it; [ErrInvalid] if the volume does not support
 	// o.Access; [ErrExhausted] if the node can take no more volumes. CSI spec v1.13,
 	// ControllerPublishVolume.
-	Attach(ctx context.Context, id string, o AttachOptions) (attachment map[string]string, err error)
+	Attach(ctx context.Context, id string, o AttachOptions) (publishContext map[string]string, err error)
 
 	// Detach detaches the volume from the node, or from all nodes if node is "". Detach returns nil
 	// for a volume or node that is unknown or not attached. CSI spec v1.13,

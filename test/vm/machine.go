@@ -85,7 +85,8 @@ func install(ctx context.Context, programs []program) error {
 // command runs a program that says nothing if all is well.
 func command(ctx context.Context, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	// systemctl starts no service of a package, such as smbd on the ports of this machine.
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "SYSTEMD_OFFLINE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return errors.Join(ctx.Err(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(out)))
 	}
