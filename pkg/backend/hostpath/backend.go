@@ -11,7 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 

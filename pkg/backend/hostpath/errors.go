@@ -8,8 +8,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 )
 
 // found gives the error of a lookup its class.

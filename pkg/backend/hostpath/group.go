@@ -15,9 +15,9 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 

@@ -17,7 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 

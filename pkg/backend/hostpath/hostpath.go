@@ -49,8 +49,8 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 )
 
 // Pauses before a root that cannot be used is opened again: after an error, and after a panic. Each

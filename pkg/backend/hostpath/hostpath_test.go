@@ -21,8 +21,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )

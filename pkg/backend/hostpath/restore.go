@@ -12,7 +12,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
