@@ -91,7 +91,7 @@ func Start(dir string) (*Server, error) {
 	if err := os.WriteFile(filepath.Join(dir, "users"), []byte(unix+" = "+s.User+"\n"), 0o644); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(s.conf, []byte(s.configuration(dir)), 0o644); err != nil {
+	if err := os.WriteFile(s.conf, []byte(s.configuration(dir, unix)), 0o644); err != nil {
 		return nil, err
 	}
 	if err := s.pdbedit(unix, "-a"); err != nil {
@@ -112,7 +112,7 @@ func unixUser() (string, error) {
 	return u.Username, nil
 }
 
-func (s *Server) configuration(dir string) string {
+func (s *Server) configuration(dir, unix string) string {
 	var c strings.Builder
 	fmt.Fprintf(&c, `[global]
 server role = standalone server
@@ -137,7 +137,8 @@ usershare path =
 follow symlinks = no
 `, s.Port, dir)
 	for name, more := range map[string]string{
-		Share: "read only = no", Encrypted: "read only = no\nsmb encrypt = required", ReadOnly: "read only = yes",
+		// A test writes files of its own user into the share, as pods with other clients do.
+		Share: "read only = no\nadmin users = " + unix, Encrypted: "read only = no\nsmb encrypt = required", ReadOnly: "read only = yes",
 		Denied: "read only = no\nvalid users = nobody",
 	} {
 		fmt.Fprintf(&c, "[%s]\npath = %s\n%s\n", name, filepath.Join(s.Dir, name), more)

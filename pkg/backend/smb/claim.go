@@ -1,0 +1,308 @@
+package smb
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+)
+
+// A marker is a file on the share that gives one process the right to change an object. A process
+// that holds a marker rewrites it again and again. Other processes watch a marker by their own
+// clock: clocks are never compared. When a marker has not changed for the life of markers, its
+// process has ended, and the marker is succeeded: the successor is a file whose name contains the
+// random number of the marker, so that of several processes exactly one succeeds. The last marker
+// of such a chain counts.
+
+// marker is the content of a marker file.
+type marker struct {
+	Owner  string `json:"owner"`
+	Random string `json:"random"`
+	Beat   int    `json:"beat"`
+}
+
+// sighting is a marker of another process, and the time since when its content is the same.
+type sighting struct {
+	content string
+	since   time.Time
+}
+
+// claim is the exclusive right to change an object.
+type claim struct {
+	*store
+	ctx   context.Context // ends with the call, or when the right may be lost
+	files []string        // paths of the chain, the own marker last
+
+	stop func()
+	mu   sync.Mutex
+	last time.Time // when the server last wrote the marker, or earlier
+}
+
+// patience is the maximum time for which a call waits for the marker of another process.
+const patience = 2 * time.Second
+
+// claim waits for the exclusive right to change an object. Errors: backend.ErrBusy while another
+// process has it.
+func (s *store) claim(ctx context.Context, o object) (*claim, error) {
+	deadline := time.Now().Add(patience)
+	for {
+		c, err := s.tryClaim(ctx, o.key)
+		if c != nil || err != nil {
+			return c, err
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("%w: another process of the driver changes %s: if it has ended, the call succeeds "+
+				"after %s", backend.ErrBusy, o, s.life)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// tryClaim returns nil if another process has the right.
+func (s *store) tryClaim(ctx context.Context, name string) (*claim, error) {
+	m := marker{Owner: s.owner, Random: random()}
+	head := s.meta(workDir, name)
+	begin := time.Now()
+	err := s.share.Create(ctx, head, m.encode())
+	switch {
+	case err == nil:
+		return s.hold(ctx, m, begin, head), nil
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, s.prepare(ctx)
+	case !errors.Is(err, fs.ErrExist) && !errors.Is(err, client.ErrShared):
+		return nil, err
+	}
+	chain, err := s.chain(ctx, head)
+	if err != nil || len(chain) == 0 || !s.hasEnded(chain[len(chain)-1]) {
+		return nil, err
+	}
+	next := chain[len(chain)-1].successor(head)
+	begin = time.Now()
+	switch err := s.share.Create(ctx, next, m.encode()); {
+	case errors.Is(err, fs.ErrExist), errors.Is(err, client.ErrShared):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	again, err := s.chain(ctx, head)
+	if err != nil || len(again) != len(chain)+1 || again[0].content != chain[0].content {
+		return nil, errors.Join(err, s.share.Remove(ctx, next)) // the chain was released meanwhile
+	}
+	var files []string
+	for _, l := range again {
+		files = append(files, l.path)
+	}
+	return s.hold(ctx, m, begin, files...), nil
+}
+
+// link is a marker file of a chain.
+type link struct {
+	path    string
+	content string
+}
+
+// successor returns the path of the marker that succeeds this one.
+func (l link) successor(head string) string {
+	var m marker
+	if json.Unmarshal([]byte(l.content), &m) != nil || strings.Trim(m.Random, "0123456789abcdef") != "" {
+		m.Random = "" // the process has ended between the creation and the write
+	}
+	return head + "~" + m.Random
+}
+
+// chain reads the markers of an object, the last one counts.
+func (s *store) chain(ctx context.Context, head string) (chain []link, err error) {
+	for path := head; len(chain) < maxChain; {
+		var content []byte
+		err := retry(ctx, func() (err error) {
+			content, err = s.share.Read(ctx, path, maxRecord)
+			return err
+		})
+		if errors.Is(err, fs.ErrNotExist) {
+			return chain, nil
+		} else if err != nil {
+			return nil, err
+		}
+		l := link{path, string(content)}
+		chain = append(chain, l)
+		path = l.successor(head)
+	}
+	return nil, fmt.Errorf("%w: %s has more than %d successors: remove these files while no controller runs",
+		backend.ErrNotReady, head, maxChain)
+}
+
+// maxChain is the maximum length of a chain. Each link is a process that ended during the change of
+// the same object.
+const maxChain = 100
+
+// hasEnded reports whether a marker has not changed for the life of markers.
+func (s *store) hasEnded(l link) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := s.source.String() + "\x00" + l.path
+	seen, ok := s.seen[key]
+	if !ok || seen.content != l.content {
+		if len(s.seen) >= maxSeen {
+			clear(s.seen)
+		}
+		s.seen[key] = sighting{l.content, time.Now()}
+		return false
+	}
+	return time.Since(seen.since) > s.life
+}
+
+// maxSeen is the maximum number of markers that a process remembers.
+const maxSeen = 10000
+
+func (m marker) encode() []byte {
+	content, err := json.Marshal(m)
+	if err != nil { // strings and a number have a JSON form
+		panic(err)
+	}
+	return content
+}
+
+// hold keeps the marker m, which is the last of files and was created after begin.
+func (s *store) hold(ctx context.Context, m marker, begin time.Time, files ...string) *claim {
+	ctx, cancel := context.WithCancelCause(ctx)
+	c := &claim{store: s, ctx: ctx, files: files, last: begin}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(s.life / 10):
+			}
+			now := time.Now()
+			m.Beat++
+			limited, end := context.WithTimeout(ctx, s.life/3)
+			err := s.share.Overwrite(limited, files[len(files)-1], m.encode())
+			end()
+			c.mu.Lock()
+			if err == nil {
+				c.last = now
+			}
+			c.mu.Unlock()
+			if !c.valid() {
+				cancel(fmt.Errorf("%w: the marker of this process could not be renewed: %w", backend.ErrUnavailable, err))
+			}
+		}
+	}()
+	c.stop = func() {
+		cancel(context.Canceled)
+		<-ended
+	}
+	return c
+}
+
+// valid reports whether no other process can have succeeded the marker yet.
+func (c *claim) valid() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Since(c.last) < c.life/3
+}
+
+// release gives the right back. The first marker goes first: then nobody can succeed the others.
+func (c *claim) release(ctx context.Context) {
+	c.stop()
+	if !c.valid() { // another process may have succeeded it, and removes the chain
+		return
+	}
+	if ctx.Err() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), c.life/10)
+		defer cancel()
+	}
+	for _, file := range c.files {
+		if err := c.remove(ctx, file); err != nil {
+			return // it is succeeded when it has not changed for long enough
+		}
+	}
+}
+
+// exclusively calls change while this process has the exclusive right to change an object. The
+// context of change ends with ctx, and when the right may be lost.
+func (s *store) exclusively(ctx context.Context, o object, change func(ctx context.Context) error) error {
+	c, err := s.claim(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer c.release(ctx)
+	err = change(c.ctx)
+	if cause := context.Cause(c.ctx); cause != nil && ctx.Err() == nil && err != nil {
+		return cause
+	}
+	return err
+}
+
+// reading calls copyData while other processes know that this process copies the object from to
+// the object to. The context of copyData ends with ctx, and when they may no longer know.
+func (s *store) reading(ctx context.Context, from, to object, copyData func(ctx context.Context) error) error {
+	name := from.key + readerMark + to.key
+	for i := 0; ; i++ {
+		c, err := s.tryClaim(ctx, name)
+		switch {
+		case err != nil:
+			return err
+		case c != nil:
+			defer c.release(ctx)
+			return copyData(c.ctx)
+		case i == 2: // of a process that has ended: this process has the exclusive right to make the object
+			if err := s.remove(ctx, s.meta(workDir, name)); err != nil {
+				return err
+			}
+		case i > 10:
+			return fmt.Errorf("%w: another process of the driver copies %s", backend.ErrBusy, from)
+		}
+	}
+}
+
+// readerMark separates the IDs in the name of the marker of a copy.
+const readerMark = "+"
+
+// readers returns ErrInUse while a process copies an object. Markers of processes that have ended
+// do not count.
+func (s *store) readers(ctx context.Context, o object) error {
+	var names []string
+	err := s.share.List(ctx, s.meta(workDir), func(e client.Entry) error {
+		if strings.HasPrefix(e.Name, o.key+readerMark) && !strings.Contains(e.Name, "~") {
+			names = append(names, e.Name)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		head := s.meta(workDir, name)
+		chain, err := s.chain(ctx, head)
+		switch {
+		case err != nil:
+			return err
+		case len(chain) == 0:
+		case s.hasEnded(chain[len(chain)-1]):
+			for _, l := range chain {
+				if err := s.remove(ctx, l.path); err != nil {
+					return err
+				}
+			}
+		default:
+			return fmt.Errorf("%w: %s is being copied to %s", backend.ErrInUse, o,
+				strings.TrimPrefix(name, o.key+readerMark))
+		}
+	}
+	return nil
+}

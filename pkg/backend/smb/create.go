@@ -1,0 +1,264 @@
+package smb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+const (
+	defaultSize = 1 << 30 // bytes of a volume whose request has no size
+	maxSize     = 1 << 56 // bytes: no server has more
+)
+
+// Create makes the directory of a volume. The size of the volume is recorded and not enforced.
+func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
+	return b.createFrom(ctx, origin{}, o)
+}
+
+// plan returns the volume that a request describes, without the size.
+func plan(from origin, o backend.CreateOptions) (*volume, error) {
+	parameters, err := complete(o.Parameters)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkMutable(o.Mutable, false); err != nil {
+		return nil, err
+	}
+	source, err := parseSource(parameters[sourceKey])
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range o.Access {
+		if err := checkAccess(a); err != nil {
+			return nil, err
+		}
+	}
+	id, err := newObject(volumeid.Volume, source, o.Name)
+	if err != nil {
+		return nil, err
+	}
+	v := &volume{object: id, Parameters: parameters, OnDelete: o.Mutable[onDeleteKey],
+		Volume: from.volume, Snapshot: from.snapshot}
+	v.common = common{State: creating, Name: o.Name, Created: now()}
+	v.Shared = parameters[existingKey] == "use"
+	if v.Shared && from != (origin{}) {
+		return nil, fmt.Errorf("%w: a volume with existing=use has no content source", backend.ErrInvalid)
+	}
+	v.SubDir, err = subDirOf(parameters[subDirKey], o, id.key)
+	return v, err
+}
+
+func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
+
+// sizeOf returns the size of a volume whose content has at least least bytes.
+func sizeOf(o backend.CreateOptions, least int64) (int64, error) {
+	size := max(o.Required, least)
+	if size == 0 {
+		size = defaultSize
+		if o.Limit > 0 {
+			size = min(size, o.Limit)
+		}
+	}
+	switch {
+	case o.Required > 0 && o.Required < least, o.Limit > 0 && o.Limit < least:
+		return 0, fmt.Errorf("%w: the source has %d bytes, and %d to %d are requested", backend.ErrOutOfRange, least,
+			o.Required, o.Limit)
+	case size > maxSize:
+		return 0, fmt.Errorf("%w: %d bytes: must be at most %d", backend.ErrOutOfRange, size, int64(maxSize))
+	}
+	return size, nil
+}
+
+// checkAccess returns ErrInvalid for a use that no share supports.
+func checkAccess(a backend.Access) error {
+	switch {
+	case a.Block:
+		return fmt.Errorf("%w: a volume on a share cannot be a block device", backend.ErrInvalid)
+	case a.FSType != "" && a.FSType != "cifs" && a.FSType != "smb3":
+		return fmt.Errorf("%w: invalid filesystem type %.64q: must be empty or cifs", backend.ErrInvalid, a.FSType)
+	}
+	if err := mounter.CheckOptions(mounter.Share, "", a.Options); err != nil {
+		return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
+	}
+	return nil
+}
+
+// makeEmpty makes the directory of v, which does not exist. The caller has claimed v. old is the
+// record that an earlier attempt has left, or nil.
+func (s *store) makeEmpty(ctx context.Context, v, old *volume) error {
+	if old == nil {
+		if err := s.create(ctx, volumesDir, volumeFormat, v.object, v); err != nil {
+			return err
+		}
+	}
+	err := s.makeDirectory(ctx, v, old)
+	if err == nil {
+		v.State = ready
+		err = s.replace(ctx, volumesDir, volumeFormat, v.object, v)
+		if err != nil && leavesNothing(err) {
+			if e := s.unmake(ctx, v); e != nil {
+				return fmt.Errorf("%w: %w, and the directory could not be removed: %w", backend.ErrUnavailable, err, e)
+			}
+		}
+		return err
+	}
+	if leavesNothing(err) {
+		if e := s.remove(ctx, s.recordPath(volumesDir, v.key)); e != nil {
+			return fmt.Errorf("%w: %w, and the record could not be removed: %w", backend.ErrUnavailable, err, e)
+		}
+	}
+	return err
+}
+
+// unmake removes the empty directory and the record of a volume that could not be made.
+func (s *store) unmake(ctx context.Context, v *volume) error {
+	if !v.Shared {
+		if err := s.share.Remove(ctx, s.path(v.SubDir)); err != nil {
+			return err
+		}
+	}
+	return s.remove(ctx, s.recordPath(volumesDir, v.key))
+}
+
+// leavesNothing reports whether a call that fails with err must leave nothing behind: the caller
+// does not repeat it.
+func leavesNothing(err error) bool {
+	return !errors.Is(err, backend.ErrBusy) && !errors.Is(err, backend.ErrUnavailable) &&
+		!errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+}
+
+// makeDirectory makes the directory of v with its parents, or finds the one that an earlier attempt
+// has made. The record of v exists, so that a call for an overlapping directory finds it.
+func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
+	parents := strings.Split(v.SubDir, "/")
+	for i := range len(parents) - 1 {
+		err := s.share.Mkdir(ctx, s.path(parents[:i+1]...))
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	if len(parents) > 1 || v.Shared {
+		if err := s.overlaps(ctx, v); err != nil {
+			return err
+		}
+	}
+	err := s.share.Mkdir(ctx, s.path(v.SubDir))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: there is no directory %s", backend.ErrPrecondition, s.source)
+	case err == nil || !errors.Is(err, fs.ErrExist):
+		return err
+	}
+	e, err := s.share.Stat(ctx, s.path(v.SubDir))
+	switch {
+	case err != nil:
+		return err
+	case v.Shared && e.Dir && !e.Link:
+		return nil
+	case old != nil && e.Dir && !e.Link:
+		ours, err := s.isOurs(ctx, v, e)
+		if ours || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %s exists and belongs to no volume of this driver: remove it, choose another subDir, or "+
+		"share it with existing=use", backend.ErrPrecondition, s.where(v))
+}
+
+// where returns the source of the directory of v.
+func (s *store) where(v *volume) string { return s.source.String() + "/" + v.SubDir }
+
+// isOurs reports whether an earlier attempt has made a directory: it is empty, and the server made
+// it after the record of the volume.
+func (s *store) isOurs(ctx context.Context, v *volume, dir client.Entry) (bool, error) {
+	r, err := s.share.Stat(ctx, s.recordPath(volumesDir, v.key))
+	if err != nil || dir.Created.Before(r.Created) {
+		return false, err
+	}
+	return s.isEmpty(ctx, s.path(v.SubDir))
+}
+
+func (s *store) isEmpty(ctx context.Context, dir string) (bool, error) {
+	err := s.share.List(ctx, dir, func(client.Entry) error { return errFound })
+	if errors.Is(err, errFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+var errFound = errors.New("found")
+
+// overlaps returns ErrPrecondition if the directory of v is inside or around that of another
+// volume, or is the same. Two volumes with existing=use may have the same directory.
+func (s *store) overlaps(ctx context.Context, v *volume) error {
+	mine := fold(v.SubDir)
+	return s.eachVolume(ctx, func(other *volume) error {
+		theirs := fold(other.SubDir)
+		switch {
+		case other.key == v.key, v.Shared && other.Shared && mine == theirs:
+			return nil
+		case mine == theirs, within(mine, theirs), within(theirs, mine):
+			return fmt.Errorf("%w: %s overlaps with the directory %s of volume %s", backend.ErrPrecondition, s.where(v),
+				s.where(other), other)
+		}
+		return nil
+	})
+}
+
+// within reports whether a clean path is below another.
+func within(inner, outer string) bool { return strings.HasPrefix(inner, outer+"/") }
+
+// eachVolume calls each for the volumes of the store, in any state.
+func (s *store) eachVolume(ctx context.Context, each func(v *volume) error) error {
+	entries, err := s.keys(ctx, volumesDir, volumeid.Volume)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		v, err := s.listedVolume(ctx, e)
+		if errors.Is(err, backend.ErrNotFound) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if err := each(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// listedVolume returns the record of a listed volume.
+func (s *store) listedVolume(ctx context.Context, e client.Entry) (*volume, error) {
+	r, err := s.cache.get(cacheKey(s.source, volumesDir, e.Name), e, func() (any, error) {
+		v, err := s.readVolume(ctx, object{e.Name, s.source})
+		return v, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r.(*volume), nil
+}
+
+// clear removes the content of a directory.
+func (s *store) clear(ctx context.Context, dir string) error {
+	var entries []string
+	err := s.share.List(ctx, dir, func(e client.Entry) error {
+		entries = append(entries, e.Name)
+		return nil
+	})
+	for _, name := range entries {
+		err = errors.Join(err, s.share.RemoveTree(ctx, path.Join(dir, name)))
+	}
+	return err
+}

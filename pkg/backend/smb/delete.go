@@ -1,0 +1,240 @@
+package smb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// Delete moves the directory of a volume into the trash, or does with it what onDelete says, and
+// removes the record.
+func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]string) error {
+	o, err := parseObject(volumeid.Volume, id)
+	switch {
+	case err != nil && isForeign(id):
+		return fmt.Errorf("%w: %.128q is a handle of csi-driver-smb: no record proves that its directory belongs to "+
+			"the volume. Delete the directory on the server, then the PersistentVolume", backend.ErrPrecondition, id)
+	case err != nil:
+		return nil
+	}
+	s, err := b.store(ctx, o.source, secrets, client.Calls)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if _, err := s.readVolume(ctx, o); errors.Is(err, backend.ErrNotFound) && !errors.Is(err, errEmpty) {
+		return nil
+	}
+	end, err := b.jobs.Exclusive(o.key)
+	if err != nil {
+		return jobError(err)
+	}
+	defer end()
+	err = s.withReserve(ctx, func() error {
+		return s.exclusively(ctx, o, func(ctx context.Context) error { return s.deleteVolume(ctx, o) })
+	})
+	if err == nil {
+		b.emptyTrash(o.source, secrets)
+	}
+	return err
+}
+
+// deleteVolume deletes a volume that the caller has claimed.
+func (s *store) deleteVolume(ctx context.Context, o object) error {
+	v, err := s.readVolume(ctx, o)
+	switch {
+	case errors.Is(err, errEmpty):
+		return s.remove(ctx, s.recordPath(volumesDir, o.key))
+	case errors.Is(err, backend.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case v.State == creating || v.State == made:
+		return s.rollBack(ctx, v)
+	case v.State == ready:
+		before := *v
+		v.State, v.Target = deleting, v.target()
+		if err := s.replace(ctx, volumesDir, volumeFormat, o, v); err != nil {
+			return err
+		}
+		// A copy that begins after this point finds the volume deleted. One that has begun is found.
+		if err := s.readers(ctx, o); err != nil {
+			return errors.Join(err, s.replace(ctx, volumesDir, volumeFormat, o, &before))
+		}
+	}
+	return s.finishDelete(ctx, v)
+}
+
+// target returns the unique path in the store to which the directory of a deleted volume moves, or
+// "" if it stays.
+func (v *volume) target() string {
+	switch {
+	case v.Shared || v.onDelete() == retainData:
+		return ""
+	case v.onDelete() == archiveData:
+		name := strings.ReplaceAll(v.SubDir, "/", "-")
+		if len(name) > maxArchiveName {
+			name = v.key
+		}
+		return fmt.Sprintf("archived-%s-%s-%s", name, time.Now().UTC().Format("20060102T150405Z"), random())
+	}
+	return trashPath(v.key)
+}
+
+// maxArchiveName is the maximum length in bytes of the part of an archive's name that comes from
+// its volume.
+const maxArchiveName = 150
+
+// trashPath returns a unique path in the trash, in the store.
+func trashPath(key string) string {
+	return strings.Join([]string{metaDir, trashDir, key + "-" + random()}, "/")
+}
+
+// finishDelete moves the directory of a volume in the state deleting, and removes the record. It may
+// be repeated by any process that has claimed the volume.
+func (s *store) finishDelete(ctx context.Context, v *volume) error {
+	if v.Target != "" {
+		_, err := s.share.Stat(ctx, s.path(v.Target))
+		if errors.Is(err, fs.ErrNotExist) { // not moved yet: the trash keeps it as long as the record exists
+			err = s.move(ctx, v.SubDir, v.Target)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return s.remove(ctx, s.recordPath(volumesDir, v.key))
+}
+
+// move moves a directory of the store, if it exists.
+func (s *store) move(ctx context.Context, from, to string) error {
+	if _, err := s.share.Stat(ctx, s.path(from)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	err := retry(ctx, func() error { return s.share.Rename(ctx, s.path(from), s.path(to)) })
+	switch {
+	case errors.Is(err, client.ErrShared):
+		return fmt.Errorf("%w: another client has files of %s open: %w", backend.ErrInUse, s.path(from), err)
+	case errors.Is(err, fs.ErrNotExist): // a person has removed the directory, or the trash
+		return errors.Join(s.prepare(ctx), fmt.Errorf("%w: %w", backend.ErrUnavailable, err))
+	}
+	return err
+}
+
+// toTrash moves a directory of the store into the trash, if it exists.
+func (s *store) toTrash(ctx context.Context, key, dir string) error {
+	return s.move(ctx, dir, trashPath(key))
+}
+
+// emptyTrash removes the content of the trash of a store in the background, unless that is being
+// done already. secrets are those of the call that filled it.
+func (b *Backend) emptyTrash(source mounter.ShareSource, secrets map[string]string) {
+	name := fold(source.String())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.emptying[name] {
+		return
+	}
+	b.emptying[name] = true
+	b.jobs.Go(func(ctx context.Context) {
+		err := b.emptyTrashNow(ctx, source, secrets)
+		b.mu.Lock()
+		delete(b.emptying, name)
+		b.mu.Unlock()
+		if err != nil && ctx.Err() == nil {
+			b.cfg.Report(fmt.Errorf("empty the trash of %s: %w", source, err))
+		}
+	})
+}
+
+// emptyTrashNow removes the content of the trash, and the markers of processes that ended long ago.
+// An entry that cannot be removed does not stop the others.
+func (b *Backend) emptyTrashNow(ctx context.Context, source mounter.ShareSource, secrets map[string]string) error {
+	s, err := b.store(ctx, source, secrets, client.Jobs)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	left := map[string]error{}
+	for {
+		var names []string
+		err := s.share.List(ctx, s.meta(trashDir), func(e client.Entry) error {
+			if left[e.Name] == nil {
+				names = append(names, e.Name)
+			}
+			return nil
+		})
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if len(names) == 0 {
+			break
+		}
+		for _, name := range names {
+			if err := s.removeTrash(ctx, name); err != nil {
+				left[name] = err
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+	}
+	for name, err := range left {
+		if !errors.Is(err, client.ErrShared) && !errors.Is(err, client.ErrNotEmpty) && !errors.Is(err, backend.ErrBusy) {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return errors.Join(s.sweep(ctx), s.fillReserve(ctx))
+}
+
+// removeTrash removes an entry of the trash. The record of a volume that is being deleted goes
+// first: finishDelete takes a missing entry for a directory that was not moved yet.
+func (s *store) removeTrash(ctx context.Context, name string) error {
+	key, _, _ := strings.Cut(name, "-")
+	if id, err := volumeid.Parse(key); err == nil && id.Kind == volumeid.Volume {
+		o := object{key, s.source}
+		v, err := s.readVolume(ctx, o)
+		if err == nil && v.Target == strings.Join([]string{metaDir, trashDir, name}, "/") {
+			err = s.exclusively(ctx, o, func(ctx context.Context) error {
+				v, err := s.readVolume(ctx, o)
+				if err == nil && v.State == deleting {
+					err = s.finishDelete(ctx, v)
+				}
+				return err
+			})
+		}
+		if err != nil && !errors.Is(err, backend.ErrNotFound) {
+			return err
+		}
+	}
+	return s.share.RemoveTree(ctx, s.meta(trashDir, name))
+}
+
+// sweep removes files in the directory of markers that have not changed for a day, by the clock of
+// the server: another file of the directory shows it.
+func (s *store) sweep(ctx context.Context) error {
+	var newest time.Time
+	var entries []client.Entry
+	err := s.share.List(ctx, s.meta(workDir), func(e client.Entry) error {
+		entries = append(entries, e)
+		if e.Modified.After(newest) {
+			newest = e.Modified
+		}
+		return nil
+	})
+	for _, e := range entries {
+		if err == nil && !e.Dir && newest.Sub(e.Modified) > 24*time.Hour {
+			err = s.remove(ctx, s.meta(workDir, e.Name))
+		}
+	}
+	return err
+}

@@ -1,0 +1,397 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/smbtest"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// bench is a private server with a pool.
+type bench struct {
+	*testing.T
+	*smbtest.Server
+	pool *Pool
+}
+
+func serve(t *testing.T) bench {
+	t.Helper()
+	if !smbtest.Installed() {
+		t.Skip("samba is not installed")
+	}
+	s, err := smbtest.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := bench{t, s, NewPool()}
+	t.Cleanup(func() {
+		b.pool.Close()
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func (b bench) source(share string) mounter.ShareSource {
+	return mounter.ShareSource{Server: "127.0.0.1", Port: b.Port, Share: share}
+}
+
+func (b bench) login() Login { return Login{User: b.User, Password: b.Password} }
+
+// open opens a share for the test.
+func (b bench) open(share string) *Share {
+	b.Helper()
+	s, err := b.pool.Open(context.Background(), b.source(share), b.login(), Calls)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(s.Release)
+	return s
+}
+
+// file writes a file on the disk of the server.
+func (b bench) file(name string, content []byte) {
+	b.Helper()
+	path := filepath.Join(b.Dir, smbtest.Share, name)
+	if err := errors.Join(os.WriteFile(path, content, 0o666), os.Chmod(path, 0o666)); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func content(size int) []byte {
+	data := make([]byte, size)
+	rand.New(rand.NewSource(int64(size))).Read(data)
+	return data
+}
+
+// TestACopyIsWhole fails if the library copies files over 16 MiB on the server: they are cut off
+// there without an error.
+func TestACopyIsWhole(t *testing.T) {
+	b := serve(t)
+	s := b.open(smbtest.Share)
+	for _, size := range []int{0, 1, 1<<20 + 1, serverCopy - 1, serverCopy, serverCopy + 1, 100 << 20} {
+		want := content(size)
+		b.file("from", want)
+		var p Progress
+		to := fmt.Sprint("to-", size)
+		if err := s.CopyFile(context.Background(), "from", to, &p); err != nil {
+			t.Fatalf("%d bytes: %v", size, err)
+		}
+		got, err := os.ReadFile(filepath.Join(b.Dir, smbtest.Share, to))
+		if err != nil || len(got) != size || sha256.Sum256(got) != sha256.Sum256(want) {
+			t.Errorf("the copy of %d bytes has %d bytes, the same content: %v, %v", size, len(got),
+				bytes.Equal(got, want), err)
+		}
+		if p.Bytes.Load() != int64(size) || p.Files.Load() != 1 {
+			t.Errorf("progress: %d bytes, %d files, want %d and 1", p.Bytes.Load(), p.Files.Load(), size)
+		}
+		if err := s.CopyFile(context.Background(), "from", to, &p); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("a copy to an existing file: %v", err)
+		}
+	}
+}
+
+// TestACanceledWriteLeavesOtherCalls fails without the guard: within some 10 attempts the session of
+// the library is broken, and all later calls fail.
+func TestACanceledWriteLeavesOtherCalls(t *testing.T) {
+	b := serve(t)
+	data := content(8 << 20)
+	for i := range 60 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(200+i*37%3000)*time.Microsecond)
+		if s, err := b.pool.Open(ctx, b.source(smbtest.Share), b.login(), Calls); err == nil {
+			s.Create(ctx, fmt.Sprint("file-", i), data)
+			s.Release()
+		}
+		cancel()
+		s, err := b.pool.Open(context.Background(), b.source(smbtest.Share), b.login(), Calls)
+		if err != nil {
+			t.Fatalf("after %d canceled writes: %v", i+1, err)
+		}
+		if _, err := s.Stat(context.Background(), ""); err != nil {
+			t.Fatalf("after %d canceled writes: %v", i+1, err)
+		}
+		s.Release()
+	}
+}
+
+// TestPathsStayInTheirDirectory fails without the guard: the library passes ".." to the server,
+// which resolves it.
+func TestPathsStayInTheirDirectory(t *testing.T) {
+	b := serve(t)
+	s := b.open(smbtest.Share)
+	ctx := context.Background()
+	for _, dir := range []string{"volume", "victim"} {
+		if err := s.Mkdir(ctx, dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.file("victim/data", []byte("precious"))
+	for _, path := range []string{"volume/../victim", "volume/..", "..", ".", "volume/./x", "volume//x", "/volume",
+		"volume/", `volume\..\victim`, "volume/..\\victim", "a\x00b", "\xff"} {
+		for name, err := range map[string]error{
+			"Mkdir": s.Mkdir(ctx, path), "Create": s.Create(ctx, path, nil), "Remove": s.Remove(ctx, path),
+			"RemoveTree": s.RemoveTree(ctx, path), "Rename from": s.Rename(ctx, path, "x"),
+			"Rename to": s.Rename(ctx, "volume", path), "CopyFile": s.CopyFile(ctx, "victim/data", path, new(Progress)),
+			"CopyTree": s.CopyTree(ctx, path, "volume", new(Progress)), "Overwrite": s.Overwrite(ctx, path, nil),
+		} {
+			if !errors.Is(err, backend.ErrInvalid) {
+				t.Errorf("%s(%q) = %v, want ErrInvalid", name, path, err)
+			}
+		}
+	}
+	if err := errors.Join(s.Remove(ctx, ""), s.Rename(ctx, "", "x")); !errors.Is(err, backend.ErrInvalid) {
+		t.Errorf("the root of the share: %v", err)
+	}
+	if got, err := os.ReadFile(filepath.Join(b.Dir, smbtest.Share, "victim/data")); string(got) != "precious" {
+		t.Errorf("the file of another directory: %q, %v", got, err)
+	}
+}
+
+func TestTreesAreCopiedAndRemoved(t *testing.T) {
+	b := serve(t)
+	s := b.open(smbtest.Share)
+	ctx := context.Background()
+	root := filepath.Join(b.Dir, smbtest.Share)
+	want := map[string]string{}
+	for i := range 300 {
+		name := fmt.Sprintf("dir-%d/sub/file-%d", i%7, i)
+		want[name] = strings.Repeat("x", i)
+		path := filepath.Join(root, "from", name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(want[name]), 0o666),
+			os.Chtimes(path, time.Unix(1e9, 0), time.Unix(1e9, 0))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(s.Mkdir(ctx, "to"), s.CopyTree(ctx, "from", "to", new(Progress))); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	err := filepath.WalkDir(filepath.Join(root, "to"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		name, _ := filepath.Rel(filepath.Join(root, "to"), path)
+		got[name] = string(data)
+		if info, _ := d.Info(); !info.ModTime().Equal(time.Unix(1e9, 0)) {
+			t.Errorf("%s has the time %s", name, info.ModTime())
+		}
+		return err
+	})
+	if err != nil || len(got) != len(want) {
+		t.Fatalf("%d files, want %d; %v", len(got), len(want), err)
+	}
+	for name, text := range want {
+		if got[name] != text {
+			t.Errorf("%s differs", name)
+		}
+	}
+	for range 2 {
+		if err := s.RemoveTree(ctx, "to"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(root, "to")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after RemoveTree: %v", err)
+	}
+}
+
+// TestExclusiveOperations: markers depend on it.
+func TestExclusiveOperations(t *testing.T) {
+	b := serve(t)
+	for round := range 20 {
+		for name, operation := range map[string]func(s *Share, path string) error{
+			"Mkdir":  func(s *Share, path string) error { return s.Mkdir(context.Background(), path) },
+			"Create": func(s *Share, path string) error { return s.Create(context.Background(), path, []byte("x")) },
+		} {
+			var group sync.WaitGroup
+			errs := make([]error, 8)
+			for i := range errs {
+				group.Go(func() {
+					pool := NewPool()
+					defer pool.Close()
+					s, err := pool.Open(context.Background(), b.source(smbtest.Share), b.login(), Calls)
+					if err != nil {
+						errs[i] = err
+						return
+					}
+					defer s.Release()
+					errs[i] = operation(s, fmt.Sprint(name, round))
+				})
+			}
+			group.Wait()
+			won := 0
+			for _, err := range errs {
+				if err == nil {
+					won++
+				} else if !errors.Is(err, fs.ErrExist) {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if won != 1 {
+				t.Errorf("%s: %d callers succeeded, want 1", name, won)
+			}
+		}
+	}
+}
+
+func TestErrorsOfServers(t *testing.T) {
+	b := serve(t)
+	gone := b.source(smbtest.Share)
+	gone.Port = 1
+	wrong := b.login()
+	wrong.Password = "wrong"
+	for name, row := range map[string]struct {
+		source mounter.ShareSource
+		login  Login
+		want   error
+	}{
+		"wrong password":         {b.source(smbtest.Share), wrong, backend.ErrUnauthenticated},
+		"no such share":          {b.source("none"), b.login(), backend.ErrPrecondition},
+		"another user's share":   {b.source(smbtest.Denied), b.login(), backend.ErrDenied},
+		"nothing at the address": {gone, b.login(), backend.ErrUnavailable},
+		"no guests":              {b.source(smbtest.Share), Login{Guest: true}, backend.ErrUnauthenticated},
+	} {
+		s, err := b.pool.Open(context.Background(), row.source, row.login, Calls)
+		if !errors.Is(err, row.want) || strings.Contains(err.Error(), "wrong"+"\"") {
+			t.Errorf("%s: %v, %v, want %v", name, s, err, row.want)
+		}
+	}
+	ctx := context.Background()
+	readOnly := b.open(smbtest.ReadOnly)
+	if err := readOnly.Mkdir(ctx, "dir"); !errors.Is(err, backend.ErrDenied) {
+		t.Errorf("Mkdir on a read-only share: %v", err)
+	}
+	if err := b.open(smbtest.Encrypted).Create(ctx, "file", []byte("x")); err != nil {
+		t.Errorf("an encrypted share: %v", err)
+	}
+	s := b.open(smbtest.Share)
+	if err := s.Mkdir(ctx, "none/dir"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Mkdir without a parent: %v", err)
+	}
+	if err := errors.Join(s.Mkdir(ctx, "full"), s.Create(ctx, "full/file", nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(ctx, "full"); !errors.Is(err, ErrNotEmpty) {
+		t.Errorf("Remove of a directory with a file: %v", err)
+	}
+	if _, err := s.Read(ctx, "full/none", 10); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Read of a missing file: %v", err)
+	}
+	if err := s.Create(ctx, "full/large", []byte("12345")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Read(ctx, "full/large", 4); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("Read over the limit: %v", err)
+	}
+	if total, available, err := s.Space(ctx, ""); err != nil || total <= 0 || available <= 0 || available > total {
+		t.Errorf("Space = %d, %d, %v", total, available, err)
+	}
+}
+
+// TestASilentServer: calls end with their context, leave nothing behind, and work again when the
+// server answers.
+func TestASilentServer(t *testing.T) {
+	b := serve(t)
+	s, err := b.pool.Open(context.Background(), b.source(smbtest.Share), b.login(), Calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Silence(); err != nil {
+		t.Fatal(err)
+	}
+	defer b.Resume()
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	if _, err := s.Stat(ctx, ""); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Stat on a silent server: %v", err)
+	}
+	cancel()
+	s.Release()
+	runtime.GC()
+	before := runtime.NumGoroutine()
+	for i := range 1000 {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
+		s, err := b.pool.Open(ctx, b.source(smbtest.Share), b.login(), Use(i%2))
+		if !isContext(err) && !errors.Is(err, backend.ErrUnavailable) {
+			t.Fatalf("Open on a silent server: %v, %v", s, err)
+		}
+		cancel()
+	}
+	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
+	if err := Answers(ctx, b.source(smbtest.Share)); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("Answers of a silent server: %v", err)
+	}
+	cancel()
+	for deadline := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > before+3; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+		}
+	}
+	if err := b.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(smbtest.Share)
+	if _, err := s.Stat(context.Background(), ""); err != nil {
+		t.Errorf("after the silence: %v", err)
+	}
+	if err := Answers(context.Background(), b.source(smbtest.Share)); err != nil {
+		t.Errorf("Answers: %v", err)
+	}
+}
+
+// TestARestartedServer: a share that is open works with another session.
+func TestARestartedServer(t *testing.T) {
+	b := serve(t)
+	s := b.open(smbtest.Share)
+	ctx := context.Background()
+	if err := s.Create(ctx, "file", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.Kill(), b.Restart()); err != nil {
+		t.Fatal(err)
+	}
+	s.Stat(ctx, "file") // may see the end of the connection
+	if got, err := s.Read(ctx, "file", 10); err != nil || string(got) != "x" {
+		t.Errorf("after the restart: %q, %v", got, err)
+	}
+}
+
+func TestLoginsAreNotPrinted(t *testing.T) {
+	l := Login{User: "alice", Password: "secret", CCache: []byte("secret")}
+	for _, format := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
+		if text := fmt.Sprintf(format, l); text != "***" {
+			t.Errorf("%s: %s", format, text)
+		}
+	}
+}
+
+// TestADamagedCredentialCache: the library panics on some of these.
+func TestADamagedCredentialCache(t *testing.T) {
+	conf := filepath.Join(t.TempDir(), "krb5.conf")
+	if err := os.WriteFile(conf, []byte("[libdefaults]\ndefault_realm = EXAMPLE.TEST\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, cache := range []string{"x", "\x05", "\x05\x04", "\x05\x04\x00\x0c\x00\x01\x00", strings.Repeat("\x05\x04", 40)} {
+		if _, err := (Login{CCache: []byte(cache), Krb5Conf: conf}).kerberos(); !errors.Is(err, backend.ErrUnauthenticated) {
+			t.Errorf("%q: %v", cache, err)
+		}
+	}
+	if _, err := (Login{Realm: "EXAMPLE.TEST", Krb5Conf: "/none"}).kerberos(); !errors.Is(err, backend.ErrNotReady) {
+		t.Errorf("a missing krb5.conf: %v", err)
+	}
+}

@@ -1,0 +1,130 @@
+package client
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	smb2 "github.com/cloudsoda/go-smb2"
+	krb5 "github.com/jcmturner/gokrb5/v8/client"
+	"github.com/jcmturner/gokrb5/v8/config"
+	"github.com/jcmturner/gokrb5/v8/credentials"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// Login is how a client logs in to a server. It prints as *** in every format.
+//   - With Guest, as the guest account, without a signature of messages.
+//   - With CCache, by Kerberos with the tickets of this credential cache.
+//   - With Realm, by Kerberos with User and Password.
+//   - Otherwise by NTLM with User, Password and Domain.
+type Login struct {
+	Guest    bool
+	User     string
+	Domain   string
+	Password string
+	Realm    string // Kerberos realm
+	CCache   []byte // content of a file, MIT format
+	Krb5Conf string // path of krb5.conf, for Kerberos
+}
+
+// Format prints *** for every verb.
+func (Login) Format(s fmt.State, _ rune) { io.WriteString(s, "***") }
+
+// Kerberos reports whether l logs in by Kerberos.
+func (l Login) Kerberos() bool { return len(l.CCache) > 0 || l.Realm != "" }
+
+// initiator returns the side of the client in the authentication with a server, and a function
+// that ends it.
+func (l Login) initiator(ctx context.Context, server string) (i smb2.Initiator, end func(), err error) {
+	switch {
+	case l.Guest:
+		return &smb2.NTLMInitiator{User: "guest"}, func() {}, nil
+	case !l.Kerberos():
+		return &smb2.NTLMInitiator{User: l.User, Password: l.Password, Domain: l.Domain}, func() {}, nil
+	}
+	kerberos, err := l.kerberos()
+	if err != nil {
+		return nil, nil, err
+	}
+	// The library takes no context. It waits some seconds for each server of the realm.
+	service, result := "cifs/"+server, make(chan error, 1)
+	go func() {
+		_, _, err := kerberos.GetServiceTicket(service) // the client keeps the ticket
+		result <- err
+	}()
+	select {
+	case err = <-result:
+	case <-ctx.Done():
+		go func() {
+			<-result
+			kerberos.Destroy()
+		}()
+		return nil, nil, fmt.Errorf("%w: the servers of the Kerberos realm do not answer", backend.ErrUnavailable)
+	}
+	if err != nil {
+		kerberos.Destroy()
+		return nil, nil, fmt.Errorf("%w: no Kerberos ticket for %s: %w", backend.ErrUnauthenticated, service, err)
+	}
+	return &smb2.Krb5Initiator{Client: kerberos, TargetSPN: service}, kerberos.Destroy, nil
+}
+
+// kerberos returns a Kerberos client.
+func (l Login) kerberos() (*krb5.Client, error) {
+	cfg, err := config.Load(l.Krb5Conf)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", backend.ErrNotReady, l.Krb5Conf, err)
+	}
+	if len(l.CCache) == 0 {
+		return krb5.NewWithPassword(l.User, l.Realm, l.Password, cfg, krb5.DisablePAFXFAST(true)), nil
+	}
+	cache := new(credentials.CCache)
+	if err := unmarshal(cache, l.CCache); err != nil {
+		return nil, err
+	}
+	kerberos, err := krb5.NewFromCCache(cache, cfg, krb5.DisablePAFXFAST(true))
+	if err != nil {
+		return nil, fmt.Errorf("%w: the credential cache has no usable ticket: %w", backend.ErrUnauthenticated, err)
+	}
+	return kerberos, nil
+}
+
+// unmarshal reads a credential cache. The parser panics if the file is cut off.
+func unmarshal(cache *credentials.CCache, file []byte) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%w: the credential cache is damaged", backend.ErrUnauthenticated)
+		}
+	}()
+	if err := cache.Unmarshal(file); err != nil {
+		return fmt.Errorf("%w: the credential cache is damaged: %w", backend.ErrUnauthenticated, err)
+	}
+	return nil
+}
+
+// digester makes digests of logins with a random key.
+type digester [32]byte
+
+func newDigester() (d digester) {
+	rand.Read(d[:])
+	return d
+}
+
+func (d digester) digest(l Login) [32]byte {
+	text, err := json.Marshal(struct {
+		Guest                         bool
+		User, Domain, Password, Realm string
+		CCache                        []byte
+		Krb5Conf                      string
+	}(l))
+	if err != nil { // strings and bytes have a JSON form
+		panic(err)
+	}
+	mac := hmac.New(sha256.New, d[:])
+	mac.Write(text)
+	return [32]byte(mac.Sum(nil))
+}

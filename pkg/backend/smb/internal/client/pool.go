@@ -1,0 +1,379 @@
+// Package client is a client of SMB servers in user space: a pool of sessions, and operations on
+// the directories and files of a share. It wraps github.com/cloudsoda/go-smb2 and guards against
+// three of its defects (version of 18 September 2026):
+//   - Its copy on the server cuts files at 16 MiB without an error. Share.CopyFile uses it for
+//     smaller files only, and compares the size.
+//   - A context that ends in the middle of a write breaks the session. The pool drops a session
+//     after any such error.
+//   - A name with "..", or an empty name, leads out of the directory. Each operation checks its
+//     path.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	smb2 "github.com/cloudsoda/go-smb2"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+const (
+	dialLimit    = 5 * time.Second  // of a connection with its log in
+	requestLimit = 30 * time.Second // of a single operation on a server
+	idleLimit    = 30 * time.Second // after which an unused session is closed
+	trustLimit   = time.Second      // after which an unused session is verified before its next use
+	echoLimit    = 2 * time.Second  // of that verification, and of a log off
+)
+
+// smbPort is the port of SMB over TCP.
+const smbPort = 445
+
+// Use separates sessions: an operation with another Use never shares a session.
+type Use int
+
+// Uses of sessions.
+const (
+	Calls Use = iota // short operations of a call
+	Jobs             // copies and removals in the background
+)
+
+// Pool keeps sessions. Its methods may be called by many goroutines.
+type Pool struct {
+	// Before is called before each operation on a share. Its error is that of the operation, and ends
+	// the connection. For tests; nil: not called.
+	Before func(op, path string) error
+
+	digester digester
+
+	mu       sync.Mutex
+	sessions map[key]*session
+	dialects map[string]uint16 // by address: the newest dialect that the server supports
+	closed   bool
+}
+
+type key struct {
+	address string
+	server  string
+	share   string
+	login   [32]byte
+	use     Use
+}
+
+// session is a session with a tree connection to a share.
+type session struct {
+	key   key
+	ready chan struct{} // closed when the fields below are set
+
+	err   error
+	conn  net.Conn
+	smb   *smb2.Session
+	share *smb2.Share
+
+	failed atomic.Bool // an operation has broken the session
+
+	// guarded by Pool.mu
+	users  int
+	broken bool
+	used   time.Time
+	timer  *time.Timer
+}
+
+// NewPool returns an empty pool. The caller calls Close.
+func NewPool() *Pool {
+	return &Pool{digester: newDigester(), sessions: map[key]*session{}, dialects: map[string]uint16{}}
+}
+
+// Close closes all sessions.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, s := range p.sessions {
+		p.drop(s)
+	}
+}
+
+// Open returns the share of src, whose path is ignored, with a session for this login. The caller
+// calls Release. Errors: backend.ErrUnavailable, ErrUnauthenticated, ErrDenied, ErrPrecondition if
+// the server has no such share, and those of ctx.
+func (p *Pool) Open(ctx context.Context, src mounter.ShareSource, login Login, use Use) (*Share, error) {
+	s, err := p.session(ctx, src, login, use)
+	if err != nil {
+		return nil, err
+	}
+	return &Share{Source: mounter.ShareSource{Server: src.Server, Port: src.Port, Share: src.Share},
+		pool: p, login: login, use: use, session: s}, nil
+}
+
+// session returns a connected session and counts a user.
+func (p *Pool) session(ctx context.Context, src mounter.ShareSource, login Login, use Use) (*session, error) {
+	for {
+		s, dial, err := p.take(src, login, use)
+		if err != nil {
+			return nil, err
+		}
+		if dial {
+			p.connect(ctx, s, login)
+		}
+		select {
+		case <-s.ready:
+		case <-ctx.Done():
+			p.give(s)
+			return nil, ctx.Err()
+		}
+		switch {
+		case s.err == nil && (dial || p.works(ctx, s)):
+			return s, nil
+		case s.err == nil, !dial && isContext(s.err): // ended, or the call that dialed has ended
+			p.give(s)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+		default:
+			p.give(s)
+			return nil, fmt.Errorf("connect to //%s/%s: %w", s.key.address, s.key.share, convert(ctx, s.err))
+		}
+	}
+}
+
+func isContext(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// take returns a session and counts a user. dial reports that the session is new and that the
+// caller has to connect it.
+func (p *Pool) take(src mounter.ShareSource, login Login, use Use) (s *session, dial bool, err error) {
+	port := src.Port
+	if port == 0 {
+		port = smbPort
+	}
+	k := key{address: net.JoinHostPort(src.Server, strconv.Itoa(port)), server: src.Server, share: src.Share,
+		login: p.digester.digest(login), use: use}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, false, fmt.Errorf("%w: the driver is shutting down", backend.ErrUnavailable)
+	}
+	s = p.sessions[k]
+	if s == nil {
+		s, dial = &session{key: k, ready: make(chan struct{})}, true
+		p.sessions[k] = s
+	}
+	s.users++
+	if s.timer != nil {
+		s.timer.Stop()
+		s.timer = nil
+	}
+	return s, dial, nil
+}
+
+// give ends a use of s. The last user of a dropped session closes it.
+func (p *Pool) give(s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.users--
+	s.used = time.Now()
+	if s.users > 0 {
+		return
+	}
+	if s.broken {
+		go s.close()
+		return
+	}
+	s.timer = time.AfterFunc(idleLimit, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if s.users == 0 {
+			p.drop(s)
+		}
+	})
+}
+
+// drop removes s from the pool, and closes s unless it has users. The caller holds mu.
+func (p *Pool) drop(s *session) {
+	if p.sessions[s.key] == s {
+		delete(p.sessions, s.key)
+	}
+	if s.broken {
+		return
+	}
+	s.broken = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if s.users == 0 {
+		go s.close()
+	}
+}
+
+// usable reports whether s was not dropped.
+func (p *Pool) usable(s *session) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !s.broken
+}
+
+// fail drops a session that err, an error of the library, has broken, and closes its connection.
+// After a write that was cut off, the library overwrites the message that it is still sending. The
+// signature of messages protects the server until the connection is closed.
+func (p *Pool) fail(s *session, err error) {
+	if breaks(err) {
+		p.sever(s)
+	}
+}
+
+// sever drops a session and closes its connection.
+func (p *Pool) sever(s *session) {
+	s.failed.Store(true)
+	s.conn.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.drop(s)
+}
+
+// works verifies a session that was not in use for a while, and drops it if its server does not
+// answer.
+func (p *Pool) works(ctx context.Context, s *session) bool {
+	p.mu.Lock()
+	trusted := s.broken || s.users > 1 || time.Since(s.used) < trustLimit
+	broken := s.broken
+	p.mu.Unlock()
+	if trusted {
+		return !broken
+	}
+	ctx, cancel := context.WithTimeout(ctx, echoLimit)
+	defer cancel()
+	err := s.smb.WithContext(ctx).Echo()
+	if err != nil {
+		p.sever(s)
+	}
+	return err == nil
+}
+
+// connect connects s, and drops it if that fails.
+func (p *Pool) connect(ctx context.Context, s *session, login Login) {
+	defer close(s.ready)
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	if s.err = p.dial(ctx, s, login); s.err == nil {
+		s.share, s.err = s.smb.WithContext(ctx).Mount(s.key.share)
+	}
+	if s.err != nil {
+		p.mu.Lock()
+		p.drop(s)
+		p.mu.Unlock()
+	}
+}
+
+// dialects are those of SMB 3, the newest first. The library would also accept older ones.
+var dialects = []uint16{0x0311, 0x0302, 0x0300}
+
+// dial connects and logs in with the newest dialect that the server supports.
+func (p *Pool) dial(ctx context.Context, s *session, login Login) error {
+	p.mu.Lock()
+	known := p.dialects[s.key.address]
+	p.mu.Unlock()
+	var err error
+	for _, dialect := range dialects {
+		if known != 0 && dialect > known {
+			continue
+		}
+		if err = s.logIn(ctx, login, dialect); !isStatus(err, statusNotSupported) {
+			if err == nil {
+				p.mu.Lock()
+				p.dialects[s.key.address] = dialect
+				p.mu.Unlock()
+			}
+			return err
+		}
+	}
+	return fmt.Errorf("%w: the server does not support SMB 3: %w", backend.ErrPrecondition, err)
+}
+
+// logIn connects s and logs in with this dialect.
+func (s *session) logIn(ctx context.Context, login Login, dialect uint16) error {
+	initiator, end, err := login.initiator(ctx, s.key.server)
+	if err != nil {
+		return err
+	}
+	defer end()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.key.address)
+	if err != nil {
+		return err
+	}
+	d := smb2.Dialer{Initiator: initiator}
+	// A guest has no key for signatures.
+	d.Negotiator.RequireMessageSigning, d.Negotiator.SpecifiedDialect = !login.Guest, dialect
+	session, err := d.DialConn(ctx, conn, s.key.server)
+	if err == nil && d.Negotiator.SpecifiedDialect != dialect { // the library accepts the offer of SMB 2.1
+		err = fmt.Errorf("%w: the server offers a dialect before SMB 3", backend.ErrPrecondition)
+	}
+	var invalid *smb2.InvalidResponseError
+	if login.Kerberos() && errors.As(err, &invalid) { // the library drops the status of the first answer
+		err = fmt.Errorf("%w: %w", backend.ErrUnauthenticated, err)
+	}
+	if err != nil {
+		conn.Close()
+		return err
+	}
+	s.conn, s.smb = conn, session
+	return nil
+}
+
+// close logs off and closes the connection.
+func (s *session) close() {
+	if s.conn == nil {
+		return
+	}
+	if s.share != nil && !s.failed.Load() {
+		ctx, cancel := context.WithTimeout(context.Background(), echoLimit)
+		defer cancel()
+		s.smb.WithContext(ctx).Logoff() // the end of the connection logs off, too
+	}
+	s.conn.Close()
+}
+
+// stopper is an initiator that ends a connection after the negotiation, before any credential is
+// sent.
+type stopper struct {
+	smb2.NTLMInitiator
+	negotiated bool
+}
+
+func (s *stopper) InitSecContext() ([]byte, error) {
+	s.negotiated = true
+	return nil, errors.New("no log in")
+}
+
+// Answers returns nil if the server of src negotiates a connection within ctx. It sends no
+// credentials. A connection alone proves nothing: the kernel of a server accepts it while the
+// server hangs. Errors: backend.ErrUnavailable and those of ctx.
+func Answers(ctx context.Context, src mounter.ShareSource) error {
+	port := src.Port
+	if port == 0 {
+		port = smbPort
+	}
+	address := net.JoinHostPort(src.Server, strconv.Itoa(port))
+	var s stopper
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err == nil {
+		defer conn.Close()
+		_, err = (&smb2.Dialer{Initiator: &s}).DialConn(ctx, conn, src.Server)
+	}
+	var response *smb2.ResponseError
+	switch {
+	case s.negotiated, errors.As(err, &response):
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: %s: the server does not answer: %w", backend.ErrUnavailable, address, ctx.Err())
+	}
+	return fmt.Errorf("%w: %s: %w", backend.ErrUnavailable, address, err)
+}

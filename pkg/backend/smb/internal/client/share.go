@@ -1,0 +1,300 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	smb2 "github.com/cloudsoda/go-smb2"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// Share is a share of a server, with a session. Its paths are relative to the root of the share and
+// have slashes. A path that leads out of the share, or has an empty element, is
+// backend.ErrInvalid. "" is the root.
+//
+// Errors have a class of package backend, or are fs.ErrNotExist, fs.ErrExist, ErrShared or
+// ErrNotEmpty. After the error of a context, and after backend.ErrUnavailable, the operation may
+// have happened.
+//
+// Only Mkdir and Create are exclusive among clients. Several callers of Rename or Remove for one
+// name may all succeed.
+type Share struct {
+	Source mounter.ShareSource // without a path
+
+	pool  *Pool
+	login Login
+	use   Use
+
+	mu      sync.Mutex
+	session *session
+}
+
+// Release ends the use of the share.
+func (s *Share) Release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pool.give(s.session)
+}
+
+// live returns the session, or another one if it was dropped.
+func (s *Share) live(ctx context.Context) (*session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pool.usable(s.session) {
+		return s.session, nil
+	}
+	next, err := s.pool.session(ctx, s.Source, s.login, s.use)
+	if err != nil {
+		return nil, err
+	}
+	s.pool.give(s.session)
+	s.session = next
+	return next, nil
+}
+
+// Entry describes a file or a directory.
+type Entry struct {
+	Name     string
+	Size     int64
+	Modified time.Time
+	Created  time.Time // by the clock of the server
+	Dir      bool
+	Link     bool // a reparse point, such as a link of Windows: never followed
+}
+
+// do runs an operation with a limit. op is for errors.
+func (s *Share) do(ctx context.Context, op, path string, operation func(share *smb2.Share) error) error {
+	for element := range strings.SplitSeq(path, "/") {
+		if path != "" && !isName(element) {
+			return fmt.Errorf("%w: path %.128q on a share: %.64q is not a name", backend.ErrInvalid, path, element)
+		}
+	}
+	if s.pool.Before != nil {
+		if err := s.pool.Before(op, path); err != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.pool.sever(s.session)
+			return err
+		}
+	}
+	session, err := s.live(ctx)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	// An operation on an open file has the context of the file. The end of the connection ends it.
+	defer time.AfterFunc(requestLimit+time.Second, func() { session.conn.Close() }).Stop()
+	err = operation(session.share.WithContext(limited))
+	s.pool.fail(session, err)
+	if err = convert(ctx, err); err != nil {
+		return fmt.Errorf("%s %q on %s: %w", op, path, s.Source, err)
+	}
+	return nil
+}
+
+// isName reports whether an element of a path names an entry of its directory. Characters that
+// Windows forbids arrive in lists as private characters of Unicode, and are passed as such.
+func isName(element string) bool {
+	return element != "" && element != "." && element != ".." && utf8.ValidString(element) &&
+		!strings.ContainsAny(element, "/\\\x00")
+}
+
+// Mkdir makes a directory. Its parent must exist. Among several callers exactly one succeeds; the
+// others get fs.ErrExist.
+func (s *Share) Mkdir(ctx context.Context, path string) error {
+	return s.do(ctx, "make directory", path, func(share *smb2.Share) error { return share.Mkdir(path, 0o777) })
+}
+
+// Stat describes an entry, and does not follow links.
+func (s *Share) Stat(ctx context.Context, path string) (e Entry, err error) {
+	err = s.do(ctx, "look up", path, func(share *smb2.Share) error {
+		info, err := share.Lstat(path)
+		if err == nil {
+			e = entry(info)
+		}
+		return err
+	})
+	return e, err
+}
+
+func entry(info fs.FileInfo) Entry {
+	e := Entry{Name: info.Name(), Size: info.Size(), Modified: info.ModTime(), Dir: info.IsDir(),
+		Link: info.Mode()&fs.ModeSymlink != 0}
+	if stat, ok := info.Sys().(*smb2.FileStat); ok {
+		e.Created = stat.CreationTime
+	}
+	return e
+}
+
+// batch is the number of entries that List reads at a time.
+const batch = 1000
+
+// List calls each for all entries of a directory, in no order, until each returns an error.
+func (s *Share) List(ctx context.Context, path string, each func(Entry) error) error {
+	var dir *smb2.File
+	err := s.open(ctx, path, os.O_RDONLY, &dir)
+	if err != nil {
+		return err
+	}
+	defer func() { s.do(ctx, "close", path, func(*smb2.Share) error { return dir.Close() }) }()
+	for {
+		var entries []fs.FileInfo
+		err := s.do(ctx, "list", path, func(*smb2.Share) (err error) {
+			entries, err = dir.Readdir(batch)
+			if err == io.EOF {
+				err = nil
+			}
+			return err
+		})
+		if err != nil || len(entries) == 0 {
+			return err
+		}
+		for _, info := range entries {
+			if err := each(entry(info)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// open opens a file for several operations, each by do. The file has the context ctx.
+func (s *Share) open(ctx context.Context, path string, flag int, f **smb2.File) error {
+	return s.do(ctx, "open", path, func(share *smb2.Share) (err error) {
+		*f, err = share.WithContext(ctx).OpenFile(path, flag, 0o666)
+		return err
+	})
+}
+
+// Create makes a file with this content. Among several callers exactly one succeeds; the others get
+// fs.ErrExist. The content is durable. A file that could not be written is removed, if the server
+// answers.
+func (s *Share) Create(ctx context.Context, path string, content []byte) error {
+	return s.do(ctx, "create", path, func(share *smb2.Share) error {
+		f, err := share.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		if err != nil {
+			return err
+		}
+		if err = writeAll(f, content); err != nil && !breaks(err) {
+			err = errors.Join(err, share.Remove(path))
+		}
+		return err
+	})
+}
+
+// writeAll writes a file, makes it durable and closes it.
+func writeAll(f *smb2.File, content []byte) error {
+	_, err := f.Write(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// Read returns the content of a file of at most limit bytes. Errors: ErrTooLarge.
+func (s *Share) Read(ctx context.Context, path string, limit int64) (content []byte, err error) {
+	err = s.do(ctx, "read", path, func(share *smb2.Share) error {
+		f, err := share.Open(path)
+		if err != nil {
+			return err
+		}
+		content, err = io.ReadAll(io.LimitReader(reader{f}, limit+1))
+		if e := f.Close(); err == nil {
+			err = e
+		}
+		return err
+	})
+	if err == nil && int64(len(content)) > limit {
+		return nil, fmt.Errorf("read %q on %s: %w of %d bytes", path, s.Source, ErrTooLarge, limit)
+	}
+	return content, err
+}
+
+// ErrTooLarge reports a file over a limit.
+var ErrTooLarge = errors.New("larger than the limit")
+
+// reader hides the method WriteTo of a file.
+type reader struct{ io.Reader }
+
+// Overwrite writes content at the start of an existing file, and makes it durable.
+func (s *Share) Overwrite(ctx context.Context, path string, content []byte) error {
+	return s.do(ctx, "write", path, func(share *smb2.Share) error {
+		f, err := share.OpenFile(path, os.O_WRONLY, 0o666)
+		if err != nil {
+			return err
+		}
+		return writeAll(f, content)
+	})
+}
+
+// Replace writes a file so that each reader finds the old content or the new one, whole. temporary
+// is the path of a file that no other caller uses, in the same directory. After an error temporary
+// may be left.
+func (s *Share) Replace(ctx context.Context, path, temporary string, content []byte) error {
+	if err := s.Create(ctx, temporary, content); err != nil {
+		return err
+	}
+	return s.Rename(ctx, temporary, path)
+}
+
+// Rename moves a file or a directory. A file replaces a file. A directory silently replaces an
+// empty directory on some servers, so a caller moves directories to unique names only.
+func (s *Share) Rename(ctx context.Context, from, to string) error {
+	if from == "" || to == "" {
+		return fmt.Errorf("%w: the root of a share cannot be moved", backend.ErrInvalid)
+	}
+	return s.do(ctx, "move to "+to, from, func(share *smb2.Share) error {
+		if !validPath(to) {
+			return fmt.Errorf("%w: path %.128q on a share", backend.ErrInvalid, to)
+		}
+		return share.Rename(from, to)
+	})
+}
+
+func validPath(path string) bool {
+	for element := range strings.SplitSeq(path, "/") {
+		if !isName(element) {
+			return false
+		}
+	}
+	return true
+}
+
+// Remove removes a file, an empty directory or a link. A missing entry is no error.
+func (s *Share) Remove(ctx context.Context, path string) error {
+	if path == "" {
+		return fmt.Errorf("%w: the root of a share cannot be removed", backend.ErrInvalid)
+	}
+	err := s.do(ctx, "remove", path, func(share *smb2.Share) error { return share.Remove(path) })
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Space returns the size of the filesystem that has a directory, and its available bytes.
+func (s *Share) Space(ctx context.Context, path string) (total, available int64, err error) {
+	err = s.do(ctx, "ask for the free space of", path, func(share *smb2.Share) error {
+		info, err := share.Statfs(path)
+		if err != nil {
+			return err
+		}
+		total = int64(info.TotalBlockCount() * info.BlockSize())
+		available = int64(info.AvailableBlockCount() * info.BlockSize())
+		return nil
+	})
+	return total, available, err
+}

@@ -1,0 +1,242 @@
+package smb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// liveVolume reads the record of a volume that is ready. Errors: backend.ErrNotFound.
+func (s *store) liveVolume(ctx context.Context, o object) (*volume, error) {
+	v, err := s.readVolume(ctx, o)
+	if err == nil && v.State != ready {
+		err = fmt.Errorf("%w: volume %s", backend.ErrNotFound, o)
+	}
+	return v, err
+}
+
+// Get returns the volume.
+func (b *Backend) Get(ctx context.Context, id string, secrets map[string]string) (backend.Volume, error) {
+	v, err := b.find(ctx, id, secrets)
+	if err != nil {
+		return backend.Volume{}, err
+	}
+	return v.public(), nil
+}
+
+func (b *Backend) find(ctx context.Context, id string, secrets map[string]string) (*volume, error) {
+	o, err := parseObject(volumeid.Volume, id)
+	if err != nil {
+		return nil, err
+	}
+	s, err := b.store(ctx, o.source, secrets, client.Calls)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	return s.liveVolume(ctx, o)
+}
+
+// List returns the volumes of the shares in the file of shares.
+func (b *Backend) List(ctx context.Context, after string, limit int) (page []backend.Volume, more bool, err error) {
+	records, more, err := listed(ctx, b, volumesDir, volumeid.Volume, after, limit,
+		func(ctx context.Context, s *store, e client.Entry) (*volume, error) {
+			v, err := s.listedVolume(ctx, e)
+			if err == nil && v.State != ready {
+				return nil, nil
+			}
+			return v, err
+		})
+	for _, v := range records {
+		page = append(page, v.public())
+	}
+	return page, more, err
+}
+
+// ListSnapshots returns the snapshots of the shares in the file of shares.
+func (b *Backend) ListSnapshots(ctx context.Context, source, after string,
+	limit int) (page []backend.Snapshot, more bool, err error) {
+	records, more, err := listed(ctx, b, snapshotsDir, volumeid.Snapshot, after, limit,
+		func(ctx context.Context, s *store, e client.Entry) (*snapshot, error) {
+			r, err := s.cache.get(cacheKey(s.source, snapshotsDir, e.Name), e, func() (any, error) {
+				n, err := s.readSnapshot(ctx, object{e.Name, s.source})
+				return n, err
+			})
+			if err != nil {
+				return nil, err
+			}
+			if n := r.(*snapshot); n.State == ready && (source == "" || n.Volume == source) {
+				return n, nil
+			}
+			return nil, nil
+		})
+	for _, n := range records {
+		page = append(page, n.public())
+	}
+	return page, more, err
+}
+
+// listAtOnce is the number of records that are read at the same time.
+const listAtOnce = 16
+
+// listed returns up to limit records of all listed stores with an ID greater than after. read
+// returns nil for a record that is not in the list.
+func listed[R any](ctx context.Context, b *Backend, dir string, kind volumeid.Kind, after string, limit int,
+	read func(ctx context.Context, s *store, e client.Entry) (*R, error)) (page []*R, more bool, err error) {
+	stores, err := b.listedStores(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() {
+		for _, s := range stores {
+			s.close()
+		}
+	}()
+	type candidate struct {
+		store *store
+		entry client.Entry
+		id    string
+	}
+	var candidates []candidate
+	for _, s := range stores {
+		entries, err := s.keys(ctx, dir, kind)
+		if err != nil {
+			return nil, false, err
+		}
+		for _, e := range entries {
+			if id := (object{e.Name, s.source}).String(); id > after {
+				candidates = append(candidates, candidate{s, e, id})
+			}
+		}
+	}
+	slices.SortFunc(candidates, func(a, b candidate) int { return strings.Compare(a.id, b.id) })
+	for len(candidates) > 0 && len(page) < limit {
+		part := candidates[:min(len(candidates), limit-len(page))]
+		candidates = candidates[len(part):]
+		records := make([]*R, len(part))
+		group, ctx := errgroup.WithContext(ctx)
+		group.SetLimit(listAtOnce)
+		for i, c := range part {
+			group.Go(func() (err error) {
+				records[i], err = read(ctx, c.store, c.entry)
+				if errors.Is(err, backend.ErrNotFound) { // deleted meanwhile
+					return nil
+				}
+				return err
+			})
+		}
+		if err := group.Wait(); err != nil {
+			return nil, false, err
+		}
+		for _, r := range records {
+			if r != nil {
+				page = append(page, r)
+			}
+		}
+	}
+	return page, len(candidates) > 0, nil
+}
+
+// listedStores opens the stores of the file of shares. The caller closes them.
+func (b *Backend) listedStores(ctx context.Context) (stores []*store, err error) {
+	sources, err := b.shares.sources()
+	if err != nil {
+		return nil, err
+	}
+	stores = make([]*store, len(sources))
+	group, ctx := errgroup.WithContext(ctx)
+	for i, source := range sources {
+		group.Go(func() (err error) {
+			stores[i], err = b.store(ctx, source, nil, client.Calls)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		for _, s := range stores {
+			if s != nil {
+				s.close()
+			}
+		}
+		return nil, err
+	}
+	return stores, nil
+}
+
+// Expand raises the recorded size of a volume. Nothing enforces it.
+func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
+	size = max(o.Required, 1)
+	if size > maxSize {
+		return 0, false, fmt.Errorf("%w: %d bytes: must be at most %d", backend.ErrOutOfRange, size, int64(maxSize))
+	}
+	v, err := b.change(ctx, id, o.Secrets, func(v *volume) (changed bool, err error) {
+		if o.Limit > 0 && v.Size > o.Limit {
+			return false, fmt.Errorf("%w: volume %s has %d bytes, and at most %d are requested", backend.ErrOutOfRange, id,
+				v.Size, o.Limit)
+		}
+		changed = v.Size < size
+		v.Size = max(v.Size, size)
+		return changed, nil
+	})
+	if err != nil {
+		return 0, false, err
+	}
+	return v.Size, false, nil
+}
+
+// Modify changes what Delete does with the directory of a volume.
+func (b *Backend) Modify(ctx context.Context, id string, parameters, secrets map[string]string) error {
+	if _, err := parseObject(volumeid.Volume, id); err != nil {
+		return err
+	}
+	if err := checkMutable(parameters, true); err != nil {
+		return err
+	}
+	_, err := b.change(ctx, id, secrets, func(v *volume) (changed bool, err error) {
+		for _, key := range slices.Collect(maps.Keys(parameters)) {
+			changed, v.OnDelete = v.OnDelete != parameters[key], parameters[key]
+		}
+		return changed, nil
+	})
+	return err
+}
+
+// change changes the record of a volume, and returns the volume.
+func (b *Backend) change(ctx context.Context, id string, secrets map[string]string,
+	edit func(v *volume) (changed bool, err error)) (*volume, error) {
+	o, err := parseObject(volumeid.Volume, id)
+	if err != nil {
+		return nil, err
+	}
+	s, err := b.store(ctx, o.source, secrets, client.Calls)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	if _, err := s.liveVolume(ctx, o); err != nil {
+		return nil, err
+	}
+	var v *volume
+	err = s.exclusively(ctx, o, func(ctx context.Context) error {
+		if v, err = s.liveVolume(ctx, o); err != nil {
+			return err
+		}
+		changed, err := edit(v)
+		if err != nil || !changed {
+			return err
+		}
+		return s.replace(ctx, volumesDir, volumeFormat, o, v)
+	})
+	if errors.Is(err, backend.ErrExhausted) { // final for the resizer, which would block the claim
+		err = fmt.Errorf("%w: %s", backend.ErrUnavailable, err)
+	}
+	return v, err
+}

@@ -1,0 +1,138 @@
+package smb
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/smbtest"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// world is a private server with a directory for the volumes of a test, and a file of shares that
+// names it.
+type world struct {
+	testing.TB
+	*smbtest.Server
+	dir    string // of the source, on the share
+	shares string
+	life   time.Duration
+}
+
+// serve starts a server for several worlds.
+func serve(t testing.TB) *smbtest.Server {
+	t.Helper()
+	if !smbtest.Installed() {
+		t.Skip("samba is not installed")
+	}
+	s, err := smbtest.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// newWorld makes an empty directory on a share.
+func newWorld(t testing.TB, s *smbtest.Server, share string) *world {
+	t.Helper()
+	w := &world{TB: t, Server: s, life: markerLife}
+	dir, err := os.MkdirTemp(filepath.Join(s.Dir, share), "w")
+	if err == nil {
+		err = os.Chmod(dir, 0o777)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.dir = share + "/" + filepath.Base(dir)
+	w.shares = w.file("shares.yaml", fmt.Sprintf("shares:\n- {source: %q, credentials: %q}\n", w.source(),
+		w.credentials(s.User, s.Password)))
+	return w
+}
+
+// file writes a file outside of the share and returns its path.
+func (w *world) file(name, content string) string {
+	w.Helper()
+	path := filepath.Join(w.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		w.Fatal(err)
+	}
+	return path
+}
+
+// credentials writes a directory of credentials.
+func (w *world) credentials(user, password string) string {
+	w.Helper()
+	dir := w.TempDir()
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, userKey), []byte(user), 0o600),
+		os.WriteFile(filepath.Join(dir, passwordKey), []byte(password), 0o600)); err != nil {
+		w.Fatal(err)
+	}
+	return dir
+}
+
+// source is the source of a class.
+func (w *world) source() string { return fmt.Sprintf("//127.0.0.1:%d/%s", w.Port, w.dir) }
+
+// secrets are the secrets of a call.
+func (w *world) secrets() map[string]string {
+	return map[string]string{userKey: w.User, passwordKey: w.Password}
+}
+
+// open opens a backend, like a process, and closes it with the test.
+func (w *world) open() *Backend {
+	w.Helper()
+	b, err := open(Config{Shares: w.shares, Krb5Conf: "/etc/krb5.conf", Report: func(err error) { w.Log(err) }}, w.life)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { b.Close() })
+	return b
+}
+
+// path returns the path on this machine of a path in the source.
+func (w *world) path(elements ...string) string {
+	return filepath.Join(append([]string{w.Dir, w.dir}, elements...)...)
+}
+
+// TestSMBKeepsTheContract runs the suite of the contract against a private server.
+func TestSMBKeepsTheContract(t *testing.T) {
+	s := serve(t)
+	source := ""
+	kind := backendtest.Kind{
+		Parameters: map[string]string{sourceKey: ""},
+		Mutable:    map[string][2]string{onDeleteKey: {retainData, archiveData}},
+		Files: func(m mounter.Mount) string {
+			src, err := mounter.ParseShare(m.Source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return filepath.Join(s.Dir, src.Share, src.Path)
+		},
+	}
+	backendtest.Run(t, kind, func(t *testing.T, _ mounter.Images) func() backend.Backend {
+		w := newWorld(t, s, smbtest.Share)
+		source = w.source()
+		kind.Parameters[sourceKey] = source
+		return func() backend.Backend { return w.open() }
+	})
+}
+
+// parsed is the parsed source.
+func (w *world) parsed() mounter.ShareSource {
+	w.Helper()
+	s, err := parseSource(w.source())
+	if err != nil {
+		w.Fatal(err)
+	}
+	return s
+}
