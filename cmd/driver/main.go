@@ -7,6 +7,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
+	"github.com/causeway-csi/causeway/pkg/backend/smb"
 	"github.com/causeway-csi/causeway/pkg/csidriver"
 )
 
@@ -19,6 +20,7 @@ func main() { csidriver.Main(program()) }
 // not change.
 func program() csidriver.Program {
 	var flags hostpath.Flags
+	var shares smb.Flags
 	return csidriver.Program{
 		Name:    "hostpath.csi.causeway.dev",
 		Version: version,
@@ -29,8 +31,23 @@ func program() csidriver.Program {
 			Check:   func(c csidriver.Config) error { return flags.Check(c.KubeletDir, c.StateDir) },
 			Open:    func(c csidriver.Config) (backend.Backend, error) { return openHostpath(flags, c) },
 			Helpers: hostpath.HelperTasks(),
+		}, {
+			Name:       "smb",
+			DriverName: "smb.csi.causeway.dev",
+			Type:       (*smb.Backend)(nil),
+			Flags:      shares.Declare,
+			Check:      func(c csidriver.Config) error { return shares.Check(c.Controller) },
+			Open:       func(c csidriver.Config) (backend.Backend, error) { return openSMB(shares, c) },
 		}},
 	}
+}
+
+// openSMB opens the file of shares of the backend smb.
+func openSMB(f smb.Flags, c csidriver.Config) (backend.Backend, error) {
+	return smb.New(smb.Config{
+		Shares: f.Shares, Krb5Conf: f.Krb5Conf,
+		Report: func(err error) { c.Log.Error("a background task of the storage failed", guard.Attributes(err)...) },
+	})
 }
 
 // openHostpath opens the root of the backend hostpath.

@@ -215,7 +215,8 @@ func (c *claim) valid() bool {
 	return time.Since(c.last) < c.life/3
 }
 
-// release gives the right back. The first marker goes first: then nobody can succeed the others.
+// release gives the right back. The first marker goes first: then no process can succeed the
+// others.
 func (c *claim) release(ctx context.Context) {
 	c.stop()
 	if !c.valid() { // another process may have succeeded it, and removes the chain

@@ -137,8 +137,8 @@ func leavesNothing(err error) bool {
 		!errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
 
-// makeDirectory makes the directory of v with its parents, or finds the one that an earlier attempt
-// has made. The record of v exists, so that a call for an overlapping directory finds it.
+// makeDirectory makes the directory of v with its parents, or finds the directory of an earlier
+// attempt. The record of v exists, so that a call for an overlapping directory finds it.
 func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
 	parents := strings.Split(v.SubDir, "/")
 	for i := range len(parents) - 1 {

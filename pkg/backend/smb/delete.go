@@ -65,7 +65,7 @@ func (s *store) deleteVolume(ctx context.Context, o object) error {
 		if err := s.replace(ctx, volumesDir, volumeFormat, o, v); err != nil {
 			return err
 		}
-		// A copy that begins after this point finds the volume deleted. One that has begun is found.
+		// A copy that begins after this point finds the volume deleted; readers finds an earlier copy.
 		if err := s.readers(ctx, o); err != nil {
 			return errors.Join(err, s.replace(ctx, volumesDir, volumeFormat, o, &before))
 		}

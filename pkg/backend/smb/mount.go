@@ -21,32 +21,76 @@ import (
 // credentials which the server no longer accepts. The credentials are those of the request.
 //
 // The handle of a volume that an administrator has made is not an ID: its volume context has source
-// and subDir.
+// and subDir. With the mount option sec=krb5 and no ticket in the secret, the kernel uses the tickets
+// of the host, which this process cannot verify.
 func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	o, notOurs := parseObject(volumeid.Volume, id)
-	if err := checkContext(a.Context); notOurs == nil && err != nil {
-		return mounter.Mount{}, err
+	if notOurs != nil && a.Context[sourceKey] == "" {
+		return mounter.Mount{}, fmt.Errorf("%w, and no source in the attributes of the volume", notOurs)
 	}
-	if notOurs != nil {
-		if a.Context[sourceKey] == "" {
-			return mounter.Mount{}, fmt.Errorf("%w, and no source in the attributes of the volume", notOurs)
-		}
-		return b.mountStatic(ctx, a)
+	if err := checkContext(a.Context); err != nil {
+		return mounter.Mount{}, err
 	}
 	if err := checkAccess(a); err != nil {
 		return mounter.Mount{}, err
 	}
-	volumeContext, err := b.verified(ctx, o, a)
+	source := o.source
+	if notOurs != nil {
+		var err error
+		if source, err = parseSource(a.Context[sourceKey]); err != nil {
+			return mounter.Mount{}, err
+		}
+	}
+	login, err := b.login(source, a.Secrets, a.Options)
 	if err != nil {
 		return mounter.Mount{}, err
 	}
-	for key, value := range a.Context {
-		if volumeContext[key] != value {
-			return mounter.Mount{}, fmt.Errorf("%w: volume %s has %s=%s, not %.128q", backend.ErrInvalid, id, key,
-				volumeContext[key], value)
+	if slices.Contains(a.Options, kerberosOption) && !login.Kerberos() {
+		return mountOf(source, a.Context, a, login)
+	}
+	share, err := b.pool.Open(ctx, source, login, client.Calls)
+	if err != nil {
+		return mounter.Mount{}, err
+	}
+	s := &store{b, share, source}
+	defer s.close()
+	volumeContext := a.Context
+	if notOurs == nil {
+		if volumeContext, err = s.contextOf(ctx, o, a); err != nil {
+			return mounter.Mount{}, err
 		}
 	}
-	return b.mountOf(o.source, volumeContext, a)
+	if err := s.verify(ctx, volumeContext[subDirKey]); err != nil {
+		return mounter.Mount{}, err
+	}
+	return mountOf(source, volumeContext, a, login)
+}
+
+// kerberosOption is the mount option for Kerberos.
+const kerberosOption = "sec=krb5"
+
+// contextOf returns the volume context in the record of a volume. Errors: backend.ErrNotFound;
+// ErrInvalid if that of the request differs. Credentials that must not read the records are enough
+// to mount the directory in a complete volume context.
+func (s *store) contextOf(ctx context.Context, o object, a backend.Access) (map[string]string, error) {
+	v, err := s.liveVolume(ctx, o)
+	if errors.Is(err, backend.ErrDenied) && len(a.Context) == len(contextKeys) {
+		if a.Context[sourceKey] != o.source.String() {
+			return nil, fmt.Errorf("%w: volume %s is not in %.128q", backend.ErrInvalid, o, a.Context[sourceKey])
+		}
+		return a.Context, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	want := v.context()
+	for _, key := range slices.Sorted(maps.Keys(a.Context)) {
+		if want[key] != a.Context[key] {
+			return nil, fmt.Errorf("%w: volume %s has %s=%s, not %.128q", backend.ErrInvalid, o, key, want[key],
+				a.Context[key])
+		}
+	}
+	return want, nil
 }
 
 // contextKeys are the keys of a volume context.
@@ -65,38 +109,10 @@ func checkContext(volumeContext map[string]string) error {
 			}
 		}
 	}
+	if subDir := volumeContext[subDirKey]; subDir != "" {
+		return checkSubDir(subDir)
+	}
 	return nil
-}
-
-// verified opens a session, and returns the volume context of a volume. Credentials that must not
-// read the records are enough to mount the directory in the volume context.
-func (b *Backend) verified(ctx context.Context, o object, a backend.Access) (map[string]string, error) {
-	s, err := b.session(ctx, o.source, a)
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
-	v, err := s.liveVolume(ctx, o)
-	if errors.Is(err, backend.ErrDenied) && len(a.Context) == len(contextKeys) {
-		return a.Context, s.verify(ctx, a.Context[subDirKey])
-	}
-	if err != nil {
-		return nil, err
-	}
-	return v.context(), s.verify(ctx, v.SubDir)
-}
-
-// session opens a session with the credentials of a request to a node.
-func (b *Backend) session(ctx context.Context, source mounter.ShareSource, a backend.Access) (*store, error) {
-	login, err := b.login(source, a.Secrets, a.Options)
-	if err != nil {
-		return nil, err
-	}
-	share, err := b.pool.Open(ctx, source, login, client.Calls)
-	if err != nil {
-		return nil, err
-	}
-	return &store{b, share, source}, nil
 }
 
 // verify returns an error if there is no directory of a volume that the credentials can reach.
@@ -115,40 +131,12 @@ func (s *store) verify(ctx context.Context, subDir string) error {
 	return err
 }
 
-// mountStatic returns the mount of a volume that an administrator has made.
-func (b *Backend) mountStatic(ctx context.Context, a backend.Access) (mounter.Mount, error) {
-	if err := checkContext(a.Context); err != nil {
-		return mounter.Mount{}, err
-	}
-	if err := checkAccess(a); err != nil {
-		return mounter.Mount{}, err
-	}
-	source, err := parseSource(a.Context[sourceKey])
-	if err != nil {
-		return mounter.Mount{}, err
-	}
-	if subDir := a.Context[subDirKey]; subDir != "" {
-		if err := checkSubDir(subDir); err != nil {
-			return mounter.Mount{}, err
-		}
-	}
-	s, err := b.session(ctx, source, a)
-	if err != nil {
-		return mounter.Mount{}, err
-	}
-	defer s.close()
-	if err := s.verify(ctx, a.Context[subDirKey]); err != nil {
-		return mounter.Mount{}, err
-	}
-	return b.mountOf(source, a.Context, a)
-}
-
 // Options that a mount has unless a request has others.
 var defaultOptions = []string{"vers=3", "file_mode=0777", "dir_mode=0777"}
 
 // mountOf returns the mount of a volume context.
-func (b *Backend) mountOf(source mounter.ShareSource, volumeContext map[string]string,
-	a backend.Access) (mounter.Mount, error) {
+func mountOf(source mounter.ShareSource, volumeContext map[string]string, a backend.Access,
+	login client.Login) (mounter.Mount, error) {
 	if subDir := volumeContext[subDirKey]; subDir != "" {
 		source.Path = strings.TrimPrefix(source.Path+"/"+subDir, "/")
 	}
@@ -167,6 +155,16 @@ func (b *Backend) mountOf(source mounter.ShareSource, volumeContext map[string]s
 	if volumeContext[encryptKey] == "true" {
 		add = append(add, "seal")
 	}
+	m := mounter.Mount{Kind: mounter.Share, Source: source.String(), ReadOnly: a.ReadOnly}
+	switch {
+	case login.Guest:
+		add = append(add, "guest")
+	case login.Kerberos(): // the kernel asks the host for a ticket
+		add = append(add, kerberosOption)
+		m.Credentials.Username = login.User
+	default:
+		m.Credentials = mounter.Credentials{Username: login.User, Domain: login.Domain, Password: login.Password}
+	}
 	for _, o := range add {
 		if !slices.Contains(options, o) {
 			options = append(options, o)
@@ -175,12 +173,7 @@ func (b *Backend) mountOf(source mounter.ShareSource, volumeContext map[string]s
 	if slices.Contains(options, "soft") && slices.Contains(options, "hard") {
 		return mounter.Mount{}, fmt.Errorf("%w: mount options soft and hard: use the parameter outage", backend.ErrInvalid)
 	}
-	m := mounter.Mount{Kind: mounter.Share, Source: source.String(), Options: options, ReadOnly: a.ReadOnly}
-	if l := secretsOf(a.Secrets); !l.Guest && !slices.Contains(options, "guest") {
-		m.Credentials = mounter.Credentials{Username: l.User, Domain: l.Domain, Password: l.Password}
-	} else if !slices.Contains(options, "guest") {
-		m.Options = append(m.Options, "guest")
-	}
+	m.Options = options
 	return m, nil
 }
 

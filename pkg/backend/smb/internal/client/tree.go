@@ -103,17 +103,22 @@ func (s *Share) stat(ctx context.Context, name string, f *smb2.File) (e Entry, e
 // content copies size bytes from the start of src to dst. A smaller file is copied on the server.
 // content verifies the size of dst.
 func (s *Share) content(ctx context.Context, src, dst named, size int64, p *Progress) error {
+	copiedByServer := false
 	if size > 0 && size <= serverCopy {
 		err := s.do(ctx, "copy", src.path, func(*smb2.Share) error {
 			n, err := dst.ReadFrom(src.File)
-			if err == nil && n < size {
-				err = fmt.Errorf("%w: the server copied %d of %d bytes", backend.ErrUnavailable, n, size)
+			var invalid *smb2.InvalidResponseError
+			if errors.As(err, &invalid) { // the library cannot read the answer of a server whose disk is full
+				return nil
 			}
+			copiedByServer = n >= size
 			return err
 		})
 		if err != nil {
 			return err
 		}
+	}
+	if copiedByServer {
 		p.Bytes.Add(size)
 	} else if err := s.stream(ctx, src, dst, size, p); err != nil {
 		return err

@@ -1,0 +1,117 @@
+package smb
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
+	"github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	"github.com/causeway-csi/causeway/internal/sized"
+	"github.com/causeway-csi/causeway/internal/smbtest"
+	"github.com/causeway-csi/causeway/pkg/driver"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// notShares are the reasons for which csi-sanity may skip specs. Each must occur.
+var notShares = []string{
+	"ControllerPublishVolume not supported",
+	"ControllerUnpublishVolume not supported",
+	"Controller Publish, UnpublishVolume not supported",
+	"GroupControllerService not supported",             // a copy of a directory is not of one point in time
+	"GetCapacity not supported",                        // a server has other users, and reserves nothing
+	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported", // all nodes can use a share
+}
+
+// ids are IDs that this backend could have made.
+type ids struct {
+	sanity.DefaultIDGenerator
+	world *world
+}
+
+func (i ids) GenerateUniqueValidVolumeID() string {
+	o, err := newObject('a', i.world.parsed(), uuid.NewString())
+	if err != nil {
+		panic(err)
+	}
+	return o.String()
+}
+
+// TestSanity runs csi-sanity: the controller against a private server, the node with mounts in
+// memory.
+func TestSanity(t *testing.T) {
+	w := newWorld(t, serve(t), smbtest.Share)
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := driver.New(driver.Config{
+		Name: "smb.csi.causeway.dev", Release: "test", Node: "node-1", Backend: w.open(),
+		Mounter: mounter.NewFake(dir), StateDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Registry: prometheus.NewRegistry(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := "unix://" + filepath.Join(t.TempDir(), "s")
+	l, err := driver.Listen(endpoint, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- d.Serve(ctx, 10*time.Second, driver.Endpoint{Server: d.All(), Listener: l}) }()
+	defer func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		d.Close()
+	}()
+	config := sanity.NewTestConfig()
+	config.Address = endpoint
+	config.TargetPath, config.StagingPath = filepath.Join(dir, "target"), filepath.Join(dir, "staging")
+	config.TestVolumeSize = 64 << 20
+	config.IDGen = ids{world: w}
+	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sized.Answers))
+	config.TestVolumeParameters = map[string]string{sourceKey: w.source()}
+	config.TestVolumeMutableParameters = map[string]string{onDeleteKey: deleteData}
+	sanity.GinkgoTest(&config)
+
+	passed, skipped := 0, map[string]int{}
+	ginkgo.ReportAfterSuite("specs that ran", func(report types.Report) {
+		for _, spec := range report.SpecReports {
+			switch {
+			case spec.LeafNodeType != types.NodeTypeIt:
+			case spec.State == types.SpecStatePassed:
+				passed++
+			case spec.State == types.SpecStateSkipped:
+				skipped[spec.Failure.Message]++
+			}
+		}
+	})
+	gomega.RegisterFailHandler(ginkgo.Fail)
+	suite, reporter := ginkgo.GinkgoConfiguration()
+	reporter.Succinct, reporter.NoColor = true, true
+	ginkgo.RunSpecs(t, "csi-sanity", suite, reporter)
+	for reason, n := range skipped {
+		if !slices.ContainsFunc(notShares, func(r string) bool { return strings.Contains(reason, r) }) {
+			t.Errorf("%d specs were skipped: %s", n, reason)
+		}
+	}
+	if passed < 70 {
+		t.Errorf("%d specs passed", passed)
+	}
+	t.Logf("%d specs passed; skipped: %v", passed, skipped)
+}
