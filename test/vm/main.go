@@ -38,6 +38,8 @@ var suites = []suite{
 		"^(TestImagesGrow|TestAMountedDeviceGrows|" +
 			"TestAnExt4GrowsBefore.*|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
 	{"pkg/mounter", "^TestShares$"},
+	{"pkg/backend/smb", "^TestNode$"},
+	{"pkg/backend/smb", "^TestSanity$"},
 }
 
 // modules are the kernel modules that tests need, without their dependencies.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"strings"
 	"sync"
 	"time"
@@ -74,12 +75,18 @@ func (s *store) tryClaim(ctx context.Context, name string) (*claim, error) {
 	m := marker{Owner: s.owner, Random: random()}
 	head := s.meta(workDir, name)
 	begin := time.Now()
-	err := s.share.Create(ctx, head, m.encode())
+	err := s.share.CreateMarker(ctx, head, m.encode())
 	switch {
 	case err == nil:
 		return s.hold(ctx, m, begin, head), nil
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, s.prepare(ctx)
+		if err := s.prepare(ctx); err != nil || path.Dir(name) == "." {
+			return nil, err
+		}
+		if err := s.share.Mkdir(ctx, s.meta(workDir, path.Dir(name))); !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+		return nil, nil
 	case !errors.Is(err, fs.ErrExist) && !errors.Is(err, client.ErrShared):
 		return nil, err
 	}
@@ -89,7 +96,7 @@ func (s *store) tryClaim(ctx context.Context, name string) (*claim, error) {
 	}
 	next := chain[len(chain)-1].successor(head)
 	begin = time.Now()
-	switch err := s.share.Create(ctx, next, m.encode()); {
+	switch err := s.share.CreateMarker(ctx, next, m.encode()); {
 	case errors.Is(err, fs.ErrExist), errors.Is(err, client.ErrShared):
 		return nil, nil
 	case err != nil:
@@ -123,10 +130,10 @@ func (l link) successor(head string) string {
 
 // chain reads the markers of an object, the last one counts.
 func (s *store) chain(ctx context.Context, head string) (chain []link, err error) {
-	for path := head; len(chain) < maxChain; {
+	for next := head; len(chain) < maxChain; {
 		var content []byte
 		err := retry(ctx, func() (err error) {
-			content, err = s.share.Read(ctx, path, maxRecord)
+			content, err = s.share.Read(ctx, next, maxRecord)
 			return err
 		})
 		if errors.Is(err, fs.ErrNotExist) {
@@ -134,9 +141,9 @@ func (s *store) chain(ctx context.Context, head string) (chain []link, err error
 		} else if err != nil {
 			return nil, err
 		}
-		l := link{path, string(content)}
+		l := link{next, string(content)}
 		chain = append(chain, l)
-		path = l.successor(head)
+		next = l.successor(head)
 	}
 	return nil, fmt.Errorf("%w: %s has more than %d successors: remove these files while no controller runs",
 		backend.ErrNotReady, head, maxChain)
@@ -252,7 +259,7 @@ func (s *store) exclusively(ctx context.Context, o object, change func(ctx conte
 // reading calls copyData while other processes know that this process copies the object from to
 // the object to. The context of copyData ends with ctx, and when they may no longer know.
 func (s *store) reading(ctx context.Context, from, to object, copyData func(ctx context.Context) error) error {
-	name := from.key + readerMark + to.key
+	name := readersOf(from) + "/" + to.key
 	for i := 0; ; i++ {
 		c, err := s.tryClaim(ctx, name)
 		switch {
@@ -271,24 +278,27 @@ func (s *store) reading(ctx context.Context, from, to object, copyData func(ctx 
 	}
 }
 
-// readerMark separates the IDs in the name of the marker of a copy.
-const readerMark = "+"
+// readersOf returns the directory of the markers of copies of an object. It stays when the copies
+// have ended, until the object is deleted.
+func readersOf(o object) string { return o.key + "+" }
 
 // readers returns ErrInUse while a process copies an object. Markers of processes that have ended
 // do not count.
 func (s *store) readers(ctx context.Context, o object) error {
 	var names []string
-	err := s.share.List(ctx, s.meta(workDir), func(e client.Entry) error {
-		if strings.HasPrefix(e.Name, o.key+readerMark) && !strings.Contains(e.Name, "~") {
+	err := s.share.List(ctx, s.meta(workDir, readersOf(o)), func(e client.Entry) error {
+		if !strings.Contains(e.Name, "~") {
 			names = append(names, e.Name)
 		}
 		return nil
 	})
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	for _, name := range names {
-		head := s.meta(workDir, name)
+		head := s.meta(workDir, readersOf(o), name)
 		chain, err := s.chain(ctx, head)
 		switch {
 		case err != nil:
@@ -301,8 +311,7 @@ func (s *store) readers(ctx context.Context, o object) error {
 				}
 			}
 		default:
-			return fmt.Errorf("%w: %s is being copied to %s", backend.ErrInUse, o,
-				strings.TrimPrefix(name, o.key+readerMark))
+			return fmt.Errorf("%w: %s is being copied to %s", backend.ErrInUse, o, name)
 		}
 	}
 	return nil

@@ -58,8 +58,10 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	if err != nil {
 		return backend.Volume{}, jobError(err)
 	}
-	if v, err = s.readVolume(ctx, v.object); err != nil {
-		return backend.Volume{}, err
+	if from != (origin{}) { // perhaps made by the job of another call
+		if v, err = s.readVolume(ctx, v.object); err != nil {
+			return backend.Volume{}, err
+		}
 	}
 	return v.public(), nil
 }
@@ -145,9 +147,13 @@ func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c 
 		case err != nil:
 			return err
 		case old.State == ready:
-			return old.fits(v, o)
+			if err := old.fits(v, o); err != nil {
+				return err
+			}
+			*v = *old
+			return nil
 		case old.State == deleting:
-			if err := s.finishDelete(ctx, old); err != nil {
+			if err := s.finishDelete(ctx, old, false); err != nil {
 				return err
 			}
 			old = nil

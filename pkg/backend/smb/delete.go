@@ -41,7 +41,7 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 	err = s.withReserve(ctx, func() error {
 		return s.exclusively(ctx, o, func(ctx context.Context) error { return s.deleteVolume(ctx, o) })
 	})
-	if err == nil {
+	if err == nil && !s.untouched {
 		b.emptyTrash(o.source, secrets)
 	}
 	return err
@@ -50,6 +50,7 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 // deleteVolume deletes a volume that the caller has claimed.
 func (s *store) deleteVolume(ctx context.Context, o object) error {
 	v, err := s.readVolume(ctx, o)
+	first := err == nil && v.State == ready
 	switch {
 	case errors.Is(err, errEmpty):
 		return s.remove(ctx, s.recordPath(volumesDir, o.key))
@@ -70,7 +71,7 @@ func (s *store) deleteVolume(ctx context.Context, o object) error {
 			return errors.Join(err, s.replace(ctx, volumesDir, volumeFormat, o, &before))
 		}
 	}
-	return s.finishDelete(ctx, v)
+	return s.finishDelete(ctx, v, first)
 }
 
 // target returns the unique path in the store to which the directory of a deleted volume moves, or
@@ -98,19 +99,66 @@ func trashPath(key string) string {
 	return strings.Join([]string{metaDir, trashDir, key + "-" + random()}, "/")
 }
 
-// finishDelete moves the directory of a volume in the state deleting, and removes the record. It may
-// be repeated by any process that has claimed the volume.
-func (s *store) finishDelete(ctx context.Context, v *volume) error {
+// finishDelete removes the directory of a volume in the state deleting, if it is empty, or moves it,
+// and removes the record. It may be repeated by any process that has claimed the volume; first
+// reports that no process has begun.
+func (s *store) finishDelete(ctx context.Context, v *volume, first bool) error {
 	if v.Target != "" {
-		_, err := s.share.Stat(ctx, s.path(v.Target))
-		if errors.Is(err, fs.ErrNotExist) { // not moved yet: the trash keeps it as long as the record exists
-			err = s.move(ctx, v.SubDir, v.Target)
+		begun, err := s.hasBegun(ctx, v, first)
+		if err == nil && !begun {
+			err = s.moveOrRemove(ctx, v)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return s.remove(ctx, s.recordPath(volumesDir, v.key))
+	if err := s.remove(ctx, s.recordPath(volumesDir, v.key)); err != nil {
+		return err
+	}
+	return s.forgetCopies(ctx, v.object)
+}
+
+// hasBegun reports whether an earlier attempt has moved or removed the directory of v. A directory
+// that the server made after the record of the deletion is not that of v.
+func (s *store) hasBegun(ctx context.Context, v *volume, first bool) (bool, error) {
+	if first {
+		return false, nil
+	}
+	if _, err := s.share.Stat(ctx, s.path(v.Target)); !errors.Is(err, fs.ErrNotExist) {
+		return err == nil, err
+	}
+	r, err := s.share.Stat(ctx, s.recordPath(volumesDir, v.key))
+	if err != nil {
+		return false, err
+	}
+	dir, err := s.share.Stat(ctx, s.path(v.SubDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return err == nil && dir.Created.After(r.Created), err
+}
+
+// moveOrRemove removes the directory of v if it is empty and not archived, or moves it.
+func (s *store) moveOrRemove(ctx context.Context, v *volume) error {
+	if v.onDelete() == deleteData {
+		err := s.share.Remove(ctx, s.path(v.SubDir))
+		if s.untouched = err == nil; s.untouched {
+			return nil
+		}
+		if !errors.Is(err, client.ErrNotEmpty) && !errors.Is(err, client.ErrShared) {
+			return err
+		}
+	}
+	return s.move(ctx, v.SubDir, v.Target)
+}
+
+// forgetCopies removes the directory of the markers of copies of an object that is deleted.
+func (s *store) forgetCopies(ctx context.Context, o object) error {
+	err := s.share.Remove(ctx, s.meta(workDir, readersOf(o)))
+	if errors.Is(err, client.ErrNotEmpty) { // of a process that has ended
+		return nil
+	}
+	return err
 }
 
 // move moves a directory of the store, if it exists.
@@ -207,7 +255,7 @@ func (s *store) removeTrash(ctx context.Context, name string) error {
 			err = s.exclusively(ctx, o, func(ctx context.Context) error {
 				v, err := s.readVolume(ctx, o)
 				if err == nil && v.State == deleting {
-					err = s.finishDelete(ctx, v)
+					err = s.finishDelete(ctx, v, false)
 				}
 				return err
 			})
@@ -219,7 +267,7 @@ func (s *store) removeTrash(ctx context.Context, name string) error {
 	return s.share.RemoveTree(ctx, s.meta(trashDir, name))
 }
 
-// sweep removes files in the directory of markers that have not changed for a day, by the clock of
+// sweep removes entries in the directory of markers that have not changed for a day, by the clock of
 // the server: another file of the directory shows it.
 func (s *store) sweep(ctx context.Context) error {
 	var newest time.Time
@@ -232,8 +280,8 @@ func (s *store) sweep(ctx context.Context) error {
 		return nil
 	})
 	for _, e := range entries {
-		if err == nil && !e.Dir && newest.Sub(e.Modified) > 24*time.Hour {
-			err = s.remove(ctx, s.meta(workDir, e.Name))
+		if err == nil && newest.Sub(e.Modified) > 24*time.Hour {
+			err = s.share.RemoveTree(ctx, s.meta(workDir, e.Name))
 		}
 	}
 	return err

@@ -148,13 +148,20 @@ func (b *Backend) measure(ctx context.Context, source mounter.ShareSource) (u sp
 
 const (
 	spaceInterval = time.Minute
+	trashRounds   = 60 // intervals between two rounds of the trash
 	spaceLimit    = 10 * time.Second
 )
 
-// watchSpace measures the shares in the file of shares again and again.
-func (b *Backend) watchSpace(ctx context.Context) {
-	for {
+// watch measures the shares in the file of shares again and again, and empties their trash: a
+// process that has ended may have left something.
+func (b *Backend) watch(ctx context.Context) {
+	for i := 0; ; i++ {
 		b.measureAll(ctx)
+		if sources, err := b.shares.sources(); err == nil && i%trashRounds == 0 {
+			for _, source := range sources {
+				b.emptyTrash(source, nil)
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return

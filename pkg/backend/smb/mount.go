@@ -52,7 +52,7 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if err != nil {
 		return mounter.Mount{}, err
 	}
-	s := &store{b, share, source}
+	s := &store{Backend: b, share: share, source: source}
 	defer s.close()
 	volumeContext := a.Context
 	if notOurs == nil {

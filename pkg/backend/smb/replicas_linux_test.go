@@ -408,7 +408,7 @@ func (w *world) isEmptyExceptMarkers(b *Backend) {
 		w.Fatal(err)
 	}
 	for _, m := range markers {
-		if err := os.Remove(m); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.RemoveAll(m); err != nil {
 			w.Error(err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -48,39 +49,83 @@ func (i ids) GenerateUniqueValidVolumeID() string {
 	return o.String()
 }
 
-// TestSanity runs csi-sanity: the controller against a private server, the node with mounts in
-// memory.
-func TestSanity(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
-	dir, err := filepath.EvalSymlinks(t.TempDir())
+// machine is a driver with all services.
+type machine struct {
+	*world
+	kubelet  string // the directory in which the driver mounts
+	endpoint string
+	mounter  mounter.Mounter
+	backend  *Backend
+}
+
+// newKubelet makes a directory in which a driver mounts.
+func newKubelet(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kubelet")
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil { // fails if a mount is left in it
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// start starts a driver that serves all services, and ends it with the test.
+func (w *world) start(dir string, m mounter.Mounter) *machine {
+	w.Helper()
+	b := w.open()
 	d, err := driver.New(driver.Config{
-		Name: "smb.csi.causeway.dev", Release: "test", Node: "node-1", Backend: w.open(),
-		Mounter: mounter.NewFake(dir), StateDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Name: "smb.csi.causeway.dev", Release: "test", Node: "node-1", Backend: b,
+		Mounter: m, StateDir: w.TempDir(), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Registry: prometheus.NewRegistry(),
 	})
 	if err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
-	endpoint := "unix://" + filepath.Join(t.TempDir(), "s")
-	l, err := driver.Listen(endpoint, false)
+	run := &machine{world: w, kubelet: dir, endpoint: "unix://" + filepath.Join(w.TempDir(), "s"), mounter: m, backend: b}
+	l, err := driver.Listen(run.endpoint, false)
 	if err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- d.Serve(ctx, 10*time.Second, driver.Endpoint{Server: d.All(), Listener: l}) }()
-	defer func() {
+	w.Cleanup(func() {
 		cancel()
 		if err := <-served; err != nil {
-			t.Error(err)
+			w.Error(err)
 		}
 		d.Close()
-	}()
+	})
+	return run
+}
+
+// TestSanity runs csi-sanity: the controller against a private server, the node with mounts in
+// memory. In the guest of make test-vm the mounts are the kernel's.
+func TestSanity(t *testing.T) {
+	var w *world
+	dir := newKubelet(t)
+	var m mounter.Mounter = mounter.NewFake(dir)
+	if server := smbtest.FromEnvironment(); server != nil {
+		w = newRemoteWorld(t, server, "sanity")
+		host, err := mounter.New(dir, dir+".frozen")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir + ".frozen")
+		m = host
+	} else {
+		w = newWorld(t, serve(t), smbtest.Share)
+	}
+	run := w.start(dir, m)
 	config := sanity.NewTestConfig()
-	config.Address = endpoint
+	config.Address = run.endpoint
 	config.TargetPath, config.StagingPath = filepath.Join(dir, "target"), filepath.Join(dir, "staging")
 	config.TestVolumeSize = 64 << 20
 	config.IDGen = ids{world: w}

@@ -7,7 +7,7 @@
 //	.causeway/volumes/ID.json     record of a volume
 //	.causeway/snapshots/ID.json   record of a snapshot; its data is in the directory ID
 //	.causeway/work/ID             marker of the process that changes the object
-//	.causeway/work/ID+OTHER       marker of the process that copies the object ID to OTHER
+//	.causeway/work/ID+/OTHER      marker of the process that copies the object ID to OTHER
 //	.causeway/trash/ID-RANDOM     directory of a deleted volume or snapshot, until it is empty
 //	.causeway/reserve             space for the records of a deletion on a full share
 //
@@ -100,7 +100,7 @@ func open(cfg Config, life time.Duration) (*Backend, error) {
 	b := &Backend{cfg: cfg, pool: client.NewPool(), shares: shares, owner: random(), life: life, jobs: jobs.New(),
 		copies: fair.New(copyLimits), seen: map[string]sighting{}, emptying: map[string]bool{}}
 	b.probes.ask = client.Answers
-	b.jobs.Go(b.watchSpace)
+	b.jobs.Go(b.watch)
 	return b, nil
 }
 
@@ -120,8 +120,9 @@ func random() string {
 // store is the directory of a share that a class names as its source, with a session.
 type store struct {
 	*Backend
-	share  *client.Share
-	source mounter.ShareSource
+	share     *client.Share
+	source    mounter.ShareSource
+	untouched bool // the last deletion put nothing into the trash
 }
 
 // store opens the store of a source. The caller calls close.
@@ -135,7 +136,7 @@ func (b *Backend) store(ctx context.Context, source mounter.ShareSource, secrets
 	if err != nil {
 		return nil, err
 	}
-	return &store{b, share, source}, nil
+	return &store{Backend: b, share: share, source: source}, nil
 }
 
 func (s *store) close() { s.share.Release() }

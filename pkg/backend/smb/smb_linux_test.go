@@ -18,10 +18,17 @@ import (
 // names it.
 type world struct {
 	testing.TB
-	*smbtest.Server
-	dir    string // of the source, on the share
-	shares string
-	life   time.Duration
+	*smbtest.Server // nil in a guest, whose server is outside
+	address         string
+	user, password  string
+	dir             string // of the source, on the share
+	shares          string
+	life            time.Duration
+}
+
+func TestMain(m *testing.M) {
+	mounter.Main()
+	os.Exit(m.Run())
 }
 
 // serve starts a server for several worlds.
@@ -45,7 +52,8 @@ func serve(t testing.TB) *smbtest.Server {
 // newWorld makes an empty directory on a share.
 func newWorld(t testing.TB, s *smbtest.Server, share string) *world {
 	t.Helper()
-	w := &world{TB: t, Server: s, life: markerLife}
+	w := &world{TB: t, Server: s, address: fmt.Sprint("127.0.0.1:", s.Port), user: s.User, password: s.Password,
+		life: markerLife}
 	dir, err := os.MkdirTemp(filepath.Join(s.Dir, share), "w")
 	if err == nil {
 		err = os.Chmod(dir, 0o777)
@@ -54,9 +62,27 @@ func newWorld(t testing.TB, s *smbtest.Server, share string) *world {
 		t.Fatal(err)
 	}
 	w.dir = share + "/" + filepath.Base(dir)
-	w.shares = w.file("shares.yaml", fmt.Sprintf("shares:\n- {source: %q, credentials: %q}\n", w.source(),
-		w.credentials(s.User, s.Password)))
+	w.writeShares()
 	return w
+}
+
+// newRemoteWorld makes a directory on a share of a server outside of the guest that runs the test.
+func newRemoteWorld(t testing.TB, r *smbtest.Remote, dir string) *world {
+	t.Helper()
+	w := &world{TB: t, address: r.Address, user: r.User, password: "pa,ss w", life: markerLife,
+		dir: smbtest.Share + "/" + dir}
+	if err := r.Do("mkdir/"+w.dir, ""); err != nil {
+		t.Fatal(err)
+	}
+	w.writeShares()
+	return w
+}
+
+// writeShares writes the file of shares.
+func (w *world) writeShares() {
+	w.Helper()
+	w.shares = w.file("shares.yaml", fmt.Sprintf("shares:\n- {source: %q, credentials: %q}\n", w.source(),
+		w.credentials(w.user, w.password)))
 }
 
 // file writes a file outside of the share and returns its path.
@@ -81,11 +107,11 @@ func (w *world) credentials(user, password string) string {
 }
 
 // source is the source of a class.
-func (w *world) source() string { return fmt.Sprintf("//127.0.0.1:%d/%s", w.Port, w.dir) }
+func (w *world) source() string { return "//" + w.address + "/" + w.dir }
 
 // secrets are the secrets of a call.
 func (w *world) secrets() map[string]string {
-	return map[string]string{userKey: w.User, passwordKey: w.Password}
+	return map[string]string{userKey: w.user, passwordKey: w.password}
 }
 
 // open opens a backend, like a process, and closes it with the test.

@@ -135,7 +135,10 @@ func (s *store) dropSnapshot(ctx context.Context, n *snapshot) error {
 	if err := s.toTrash(ctx, n.key, n.dir()); err != nil {
 		return err
 	}
-	return s.remove(ctx, s.recordPath(snapshotsDir, n.key))
+	if err := s.remove(ctx, s.recordPath(snapshotsDir, n.key)); err != nil {
+		return err
+	}
+	return s.forgetCopies(ctx, n.object)
 }
 
 // GetSnapshot returns the snapshot.

@@ -290,13 +290,13 @@ func TestStaticVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := backend.Access{Context: map[string]string{sourceKey: w.source(), subDirKey: "sub/dir", encryptKey: "true",
-		outageKey: "wait"}, Secrets: map[string]string{userKey: w.User + "\n", passwordKey: w.Password, domainKey: "W"},
+		outageKey: "wait"}, Secrets: map[string]string{userKey: w.user + "\n", passwordKey: w.password, domainKey: "W"},
 		Options: []string{"dir_mode=0700", "uid=1000"}, ReadOnly: true}
 	m, err := b.Mount(ctx, "any handle", a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (mounter.Credentials{Username: w.User, Password: w.Password, Domain: "W"}); m.Kind != mounter.Share ||
+	if want := (mounter.Credentials{Username: w.user, Password: w.password, Domain: "W"}); m.Kind != mounter.Share ||
 		m.Source != w.source()+"/sub/dir" || !m.ReadOnly || m.Credentials != want {
 		t.Errorf("Mount = %+v", m)
 	}
@@ -329,7 +329,7 @@ func TestStaticVolumes(t *testing.T) {
 			bad.Secrets[k] = v
 		}
 		row.change(&bad)
-		if m, err := b.Mount(ctx, "any handle", bad); !errors.Is(err, row.want) || strings.Contains(err.Error(), w.Password) {
+		if m, err := b.Mount(ctx, "any handle", bad); !errors.Is(err, row.want) || strings.Contains(err.Error(), w.password) {
 			t.Errorf("%s: %+v, %v, want %v", name, m, err, row.want)
 		}
 	}

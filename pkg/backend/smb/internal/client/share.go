@@ -180,22 +180,31 @@ func (s *Share) open(ctx context.Context, path string, flag int, f **smb2.File) 
 // fs.ErrExist. The content is durable. A file that could not be written is removed, if the server
 // answers.
 func (s *Share) Create(ctx context.Context, path string, content []byte) error {
+	return s.create(ctx, path, content, true)
+}
+
+// CreateMarker is Create, but the content is not durable.
+func (s *Share) CreateMarker(ctx context.Context, path string, content []byte) error {
+	return s.create(ctx, path, content, false)
+}
+
+func (s *Share) create(ctx context.Context, path string, content []byte, durable bool) error {
 	return s.do(ctx, "create", path, func(share *smb2.Share) error {
 		f, err := share.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 		if err != nil {
 			return err
 		}
-		if err = writeAll(f, content); err != nil && !breaks(err) {
+		if err = writeAll(f, content, durable); err != nil && !breaks(err) {
 			err = errors.Join(err, share.Remove(path))
 		}
 		return err
 	})
 }
 
-// writeAll writes a file, makes it durable and closes it.
-func writeAll(f *smb2.File, content []byte) error {
+// writeAll writes a file and closes it.
+func writeAll(f *smb2.File, content []byte, durable bool) error {
 	_, err := f.Write(content)
-	if err == nil {
+	if err == nil && durable {
 		err = f.Sync()
 	}
 	if e := f.Close(); err == nil {
@@ -211,7 +220,7 @@ func (s *Share) Read(ctx context.Context, path string, limit int64) (content []b
 		if err != nil {
 			return err
 		}
-		content, err = io.ReadAll(io.LimitReader(reader{f}, limit+1))
+		content, err = readAll(f, limit+1)
 		if e := f.Close(); err == nil {
 			err = e
 		}
@@ -226,28 +235,31 @@ func (s *Share) Read(ctx context.Context, path string, limit int64) (content []b
 // ErrTooLarge reports a file over a limit.
 var ErrTooLarge = errors.New("larger than the limit")
 
-// reader hides the method WriteTo of a file.
-type reader struct{ io.Reader }
+// readAll reads up to limit bytes. A small file takes a single request.
+func readAll(f *smb2.File, limit int64) (content []byte, err error) {
+	const part = 16 << 10
+	for int64(len(content)) < limit {
+		buffer := make([]byte, min(part, limit-int64(len(content))))
+		n, err := f.ReadAt(buffer, int64(len(content)))
+		content = append(content, buffer[:n]...)
+		if err == io.EOF || (err == nil && n < len(buffer)) {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return content, nil
+}
 
-// Overwrite writes content at the start of an existing file, and makes it durable.
+// Overwrite writes content at the start of an existing file. It is not durable.
 func (s *Share) Overwrite(ctx context.Context, path string, content []byte) error {
 	return s.do(ctx, "write", path, func(share *smb2.Share) error {
 		f, err := share.OpenFile(path, os.O_WRONLY, 0o666)
 		if err != nil {
 			return err
 		}
-		return writeAll(f, content)
+		return writeAll(f, content, false)
 	})
-}
-
-// Replace writes a file so that each reader finds the old content or the new one, whole. temporary
-// is the path of a file that no other caller uses, in the same directory. After an error temporary
-// may be left.
-func (s *Share) Replace(ctx context.Context, path, temporary string, content []byte) error {
-	if err := s.Create(ctx, temporary, content); err != nil {
-		return err
-	}
-	return s.Rename(ctx, temporary, path)
 }
 
 // Rename moves a file or a directory. A file replaces a file. A directory silently replaces an
