@@ -26,6 +26,7 @@ import (
 type marker struct {
 	Owner  string `json:"owner"`
 	Random string `json:"random"`
+	Making bool   `json:"making,omitempty"` // the process makes the object
 	Beat   int    `json:"beat"`
 }
 
@@ -40,6 +41,7 @@ type claim struct {
 	*store
 	ctx   context.Context // ends with the call, or when the right may be lost
 	files []string        // paths of the chain, the own marker last
+	began bool            // a process that has ended had begun to make the object
 
 	stop func()
 	mu   sync.Mutex
@@ -51,10 +53,10 @@ const patience = 2 * time.Second
 
 // claim waits for the exclusive right to change an object. Errors: backend.ErrBusy while another
 // process has it.
-func (s *store) claim(ctx context.Context, o object) (*claim, error) {
+func (s *store) claim(ctx context.Context, o object, making bool) (*claim, error) {
 	deadline := time.Now().Add(patience)
 	for {
-		c, err := s.tryClaim(ctx, o.key)
+		c, err := s.tryClaim(ctx, o.key, making)
 		if c != nil || err != nil {
 			return c, err
 		}
@@ -71,8 +73,8 @@ func (s *store) claim(ctx context.Context, o object) (*claim, error) {
 }
 
 // tryClaim returns nil if another process has the right.
-func (s *store) tryClaim(ctx context.Context, name string) (*claim, error) {
-	m := marker{Owner: s.owner, Random: random()}
+func (s *store) tryClaim(ctx context.Context, name string, making bool) (*claim, error) {
+	m := marker{Owner: s.owner, Random: random(), Making: making}
 	head := s.meta(workDir, name)
 	begin := time.Now()
 	err := s.share.CreateMarker(ctx, head, m.encode())
@@ -110,7 +112,9 @@ func (s *store) tryClaim(ctx context.Context, name string) (*claim, error) {
 	for _, l := range again {
 		files = append(files, l.path)
 	}
-	return s.hold(ctx, m, begin, files...), nil
+	c := s.hold(ctx, m, begin, files...)
+	c.began = chain[0].parse().Making
+	return c, nil
 }
 
 // link is a marker file of a chain.
@@ -120,12 +124,14 @@ type link struct {
 }
 
 // successor returns the path of the marker that succeeds this one.
-func (l link) successor(head string) string {
-	var m marker
+func (l link) successor(head string) string { return head + "~" + l.parse().Random }
+
+// parse returns the marker. It is empty if its process has ended between the creation and the write.
+func (l link) parse() (m marker) {
 	if json.Unmarshal([]byte(l.content), &m) != nil || strings.Trim(m.Random, "0123456789abcdef") != "" {
-		m.Random = "" // the process has ended between the creation and the write
+		return marker{}
 	}
-	return head + "~" + m.Random
+	return m
 }
 
 // chain reads the markers of an object, the last one counts.
@@ -244,12 +250,18 @@ func (c *claim) release(ctx context.Context) {
 // exclusively calls change while this process has the exclusive right to change an object. The
 // context of change ends with ctx, and when the right may be lost.
 func (s *store) exclusively(ctx context.Context, o object, change func(ctx context.Context) error) error {
-	c, err := s.claim(ctx, o)
+	return s.claimed(ctx, o, false, func(c *claim) error { return change(c.ctx) })
+}
+
+// claimed is exclusively for a change that needs to know of an earlier process. making reports that
+// the change makes the object.
+func (s *store) claimed(ctx context.Context, o object, making bool, change func(c *claim) error) error {
+	c, err := s.claim(ctx, o, making)
 	if err != nil {
 		return err
 	}
 	defer c.release(ctx)
-	err = change(c.ctx)
+	err = change(c)
 	if cause := context.Cause(c.ctx); cause != nil && ctx.Err() == nil && err != nil {
 		return cause
 	}
@@ -261,7 +273,7 @@ func (s *store) exclusively(ctx context.Context, o object, change func(ctx conte
 func (s *store) reading(ctx context.Context, from, to object, copyData func(ctx context.Context) error) error {
 	name := readersOf(from) + "/" + to.key
 	for i := 0; ; i++ {
-		c, err := s.tryClaim(ctx, name)
+		c, err := s.tryClaim(ctx, name, false)
 		switch {
 		case err != nil:
 			return err

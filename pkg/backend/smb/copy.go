@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -40,7 +41,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	}
 	defer s.close()
 	switch old, err := s.readVolume(ctx, v.object); {
-	case err == nil && old.State == ready:
+	case err == nil && old.State == ready: // its source may be gone
 		return old.public(), old.fits(v, o)
 	case err != nil && !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
@@ -139,7 +140,8 @@ type copying struct {
 
 // make makes v, empty or with a content, or finishes the work of an earlier attempt.
 func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c *copying) error {
-	return s.exclusively(ctx, v.object, func(ctx context.Context) error {
+	return s.claimed(ctx, v.object, true, func(claim *claim) error {
+		ctx := claim.ctx
 		old, err := s.readVolume(ctx, v.object)
 		switch {
 		case errors.Is(err, backend.ErrNotFound):
@@ -164,7 +166,10 @@ func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c 
 			}
 			old = nil
 		}
-		if c == nil {
+		switch {
+		case c == nil && old == nil && !v.Shared && !strings.Contains(v.SubDir, "/"):
+			return claim.makeSimple(v)
+		case c == nil:
 			return s.makeEmpty(ctx, v, old)
 		}
 		return s.makeCopy(ctx, v, old, c)
@@ -242,7 +247,7 @@ func (s *store) rollBack(ctx context.Context, v *volume) error {
 		case err != nil:
 			return err
 		case e.Dir && !e.Link:
-			ours, err := s.isOurs(ctx, v, e)
+			ours, err := s.isOurs(ctx, v, e, s.recordPath(volumesDir, v.key))
 			if err == nil && ours {
 				err = s.share.Remove(ctx, s.path(v.SubDir)) // fails if it is no longer empty
 			}

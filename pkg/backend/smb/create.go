@@ -93,6 +93,48 @@ func checkAccess(a backend.Access) error {
 	return nil
 }
 
+// makeSimple makes v with an empty directory directly in the source. The creation of the directory
+// is exclusive, so that no record is necessary before it: the marker shows a later process that the
+// directory may be ours.
+func (c *claim) makeSimple(v *volume) error {
+	dir := c.path(v.SubDir)
+	err := c.share.Mkdir(c.ctx, dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: there is no directory %s", backend.ErrPrecondition, c.source)
+	case errors.Is(err, fs.ErrExist) && !c.began:
+		return c.foreign(v)
+	case errors.Is(err, fs.ErrExist):
+		e, err := c.share.Stat(c.ctx, dir)
+		if err != nil {
+			return err
+		}
+		ours, err := c.isOurs(c.ctx, v, e, c.files[0])
+		if err != nil {
+			return err
+		}
+		if !ours {
+			return c.foreign(v)
+		}
+	case err != nil:
+		return err
+	}
+	v.State = ready
+	err = c.create(c.ctx, volumesDir, volumeFormat, v.object, v)
+	if err != nil && leavesNothing(err) {
+		if e := c.share.Remove(c.ctx, dir); e != nil {
+			return fmt.Errorf("%w: %w, and the directory could not be removed: %w", backend.ErrUnavailable, err, e)
+		}
+	}
+	return err
+}
+
+// foreign is the error for a directory that existed before.
+func (s *store) foreign(v *volume) error {
+	return fmt.Errorf("%w: %s exists and belongs to no volume of this driver: remove it, choose another subDir, or "+
+		"share it with existing=use", backend.ErrPrecondition, s.where(v))
+}
+
 // makeEmpty makes the directory of v, which does not exist. The caller has claimed v. old is the
 // record that an earlier attempt has left, or nil.
 func (s *store) makeEmpty(ctx context.Context, v, old *volume) error {
@@ -165,24 +207,26 @@ func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
 		return err
 	case v.Shared && e.Dir && !e.Link:
 		return nil
-	case old != nil && e.Dir && !e.Link:
-		ours, err := s.isOurs(ctx, v, e)
+	case old != nil:
+		ours, err := s.isOurs(ctx, v, e, s.recordPath(volumesDir, v.key))
 		if ours || err != nil {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: %s exists and belongs to no volume of this driver: remove it, choose another subDir, or "+
-		"share it with existing=use", backend.ErrPrecondition, s.where(v))
+	return s.foreign(v)
 }
 
 // where returns the source of the directory of v.
 func (s *store) where(v *volume) string { return s.source.String() + "/" + v.SubDir }
 
 // isOurs reports whether an earlier attempt has made a directory: it is empty, and the server made
-// it after the record of the volume.
-func (s *store) isOurs(ctx context.Context, v *volume, dir client.Entry) (bool, error) {
-	r, err := s.share.Stat(ctx, s.recordPath(volumesDir, v.key))
-	if err != nil || dir.Created.Before(r.Created) {
+// it after a file that the attempt has made.
+func (s *store) isOurs(ctx context.Context, v *volume, dir client.Entry, file string) (bool, error) {
+	if !dir.Dir || dir.Link {
+		return false, nil
+	}
+	f, err := s.share.Stat(ctx, file)
+	if err != nil || dir.Created.Before(f.Created) {
 		return false, err
 	}
 	return s.isEmpty(ctx, s.path(v.SubDir))

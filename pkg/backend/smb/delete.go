@@ -30,16 +30,13 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 		return err
 	}
 	defer s.close()
-	if _, err := s.readVolume(ctx, o); errors.Is(err, backend.ErrNotFound) && !errors.Is(err, errEmpty) {
-		return nil
-	}
 	end, err := b.jobs.Exclusive(o.key)
 	if err != nil {
 		return jobError(err)
 	}
 	defer end()
 	err = s.withReserve(ctx, func() error {
-		return s.exclusively(ctx, o, func(ctx context.Context) error { return s.deleteVolume(ctx, o) })
+		return s.claimed(ctx, o, false, func(c *claim) error { return c.deleteVolume(o) })
 	})
 	if err == nil && !s.untouched {
 		b.emptyTrash(o.source, secrets)
@@ -48,7 +45,8 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 }
 
 // deleteVolume deletes a volume that the caller has claimed.
-func (s *store) deleteVolume(ctx context.Context, o object) error {
+func (c *claim) deleteVolume(o object) error {
+	ctx, s := c.ctx, c.store
 	v, err := s.readVolume(ctx, o)
 	first := err == nil && v.State == ready
 	switch {
@@ -61,6 +59,9 @@ func (s *store) deleteVolume(ctx context.Context, o object) error {
 	case v.State == creating || v.State == made:
 		return s.rollBack(ctx, v)
 	case v.State == ready:
+		if done, err := c.deleteEmpty(v); done || err != nil {
+			return err
+		}
 		before := *v
 		v.State, v.Target = deleting, v.target()
 		if err := s.replace(ctx, volumesDir, volumeFormat, o, v); err != nil {
@@ -72,6 +73,43 @@ func (s *store) deleteVolume(ctx context.Context, o object) error {
 		}
 	}
 	return s.finishDelete(ctx, v, first)
+}
+
+// deleteEmpty deletes v if its directory is empty and must be deleted. A copy that runs beside it
+// finds the directory empty or gone, and the record gone when it ends.
+func (c *claim) deleteEmpty(v *volume) (done bool, err error) {
+	if v.Shared || v.onDelete() != deleteData {
+		return false, nil
+	}
+	if err := c.readers(c.ctx, v.object); err != nil {
+		return false, err
+	}
+	err = c.share.Remove(c.ctx, c.path(v.SubDir))
+	if errors.Is(err, client.ErrNotEmpty) || errors.Is(err, client.ErrShared) {
+		return false, c.notReplaced(v)
+	} else if err != nil {
+		return false, err
+	}
+	c.untouched = true
+	return true, errors.Join(c.remove(c.ctx, c.recordPath(volumesDir, v.key)), c.forgetCopies(c.ctx, v.object))
+}
+
+// notReplaced returns an error if a process that has ended may have removed the directory of v, and
+// another program has made the present one since: the server made it after the record.
+func (c *claim) notReplaced(v *volume) error {
+	if len(c.files) == 1 {
+		return nil
+	}
+	r, err := c.share.Stat(c.ctx, c.recordPath(volumesDir, v.key))
+	if err != nil {
+		return err
+	}
+	dir, err := c.share.Stat(c.ctx, c.path(v.SubDir))
+	if err == nil && dir.Created.After(r.Created) {
+		err = fmt.Errorf("%w: %s is newer than the record of its volume: move the directory away if it is not the "+
+			"volume's", backend.ErrPrecondition, c.where(v))
+	}
+	return err
 }
 
 // target returns the unique path in the store to which the directory of a deleted volume moves, or

@@ -437,7 +437,7 @@ func TestMarkersAreExclusive(t *testing.T) {
 			}
 			defer s.close()
 			for round := 0; time.Now().Before(end); round++ {
-				c, err := s.claim(context.Background(), o)
+				c, err := s.claim(context.Background(), o, false)
 				if errors.Is(err, backend.ErrBusy) {
 					continue
 				} else if err != nil {
