@@ -13,7 +13,10 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
 // Shares of a Server. Each is a directory of this name in Server.Dir.
@@ -42,6 +45,25 @@ func Installed() bool {
 	_, smbd := find("smbd")
 	_, pdbedit := find("pdbedit")
 	return smbd == nil && pdbedit == nil
+}
+
+// Serve starts a Server for a test, and ends it with the test. A test is skipped where samba is not
+// installed, and fails where it must be: see namespace.Skip.
+func Serve(t testing.TB) *Server {
+	t.Helper()
+	if !Installed() {
+		namespace.Skip(t, errors.New("samba is not installed"))
+	}
+	s, err := Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
 }
 
 // find returns the path of a program, also in the directories of root's programs.

@@ -24,18 +24,7 @@ func list(t *testing.T, s *Server, share, password string) string {
 }
 
 func TestAServer(t *testing.T) {
-	if !Installed() {
-		t.Skip("samba is not installed")
-	}
-	s, err := Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	s := Serve(t)
 	first := s.Password
 	if out := list(t, s, Share, first); !strings.Contains(out, "blocks available") {
 		t.Fatalf("list: %s", out)

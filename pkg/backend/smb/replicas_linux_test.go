@@ -53,7 +53,7 @@ func deleteUntil(t testing.TB, b *Backend, id string) {
 
 // TestTwoReplicas: 16 callers in two processes create, clone and delete the same volumes.
 func TestTwoReplicas(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	ctx := context.Background()
 	replicas := []*Backend{w.open(), w.open()}
 	src, err := replicas[0].Create(ctx, w.request("source"))
@@ -311,7 +311,7 @@ func (w *world) holds(want string, path ...string) {
 // TestAProcessIsKilledAtEachStep: before each operation on the server in turn, the process dies. The
 // next process finishes the call, and nothing is left when everything is deleted.
 func TestAProcessIsKilledAtEachStep(t *testing.T) {
-	server := serve(t)
+	server := smbtest.Serve(t)
 	for name, row := range interrupted {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -331,7 +331,7 @@ func TestAProcessIsKilledAtEachStep(t *testing.T) {
 // TestAProcessIsStoppedAtEachStep: the process is stopped for longer than a marker lives, and
 // continues when another process has finished the call.
 func TestAProcessIsStoppedAtEachStep(t *testing.T) {
-	server := serve(t)
+	server := smbtest.Serve(t)
 	for name, row := range interrupted {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -418,7 +418,7 @@ func (w *world) isEmptyExceptMarkers(b *Backend) {
 // TestMarkersAreExclusive: 8 processes claim the same object, again and again, while some of them
 // die with it.
 func TestMarkersAreExclusive(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	w.life = 500 * time.Millisecond
 	o, err := newObject('a', w.parsed(), "pvc-1")
 	if err != nil {

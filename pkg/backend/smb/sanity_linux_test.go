@@ -121,7 +121,7 @@ func TestSanity(t *testing.T) {
 		defer os.RemoveAll(dir + ".frozen")
 		m = host
 	} else {
-		w = newWorld(t, serve(t), smbtest.Share)
+		w = newWorld(t, smbtest.Serve(t), smbtest.Share)
 	}
 	run := w.start(dir, m)
 	config := sanity.NewTestConfig()

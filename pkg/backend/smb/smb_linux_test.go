@@ -31,24 +31,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// serve starts a server for several worlds.
-func serve(t testing.TB) *smbtest.Server {
-	t.Helper()
-	if !smbtest.Installed() {
-		t.Skip("samba is not installed")
-	}
-	s, err := smbtest.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return s
-}
-
 // newWorld makes an empty directory on a share.
 func newWorld(t testing.TB, s *smbtest.Server, share string) *world {
 	t.Helper()
@@ -132,7 +114,7 @@ func (w *world) path(elements ...string) string {
 
 // TestSMBKeepsTheContract runs the suite of the contract against a private server.
 func TestSMBKeepsTheContract(t *testing.T) {
-	s := serve(t)
+	s := smbtest.Serve(t)
 	source := ""
 	kind := backendtest.Kind{
 		Parameters: map[string]string{sourceKey: ""},

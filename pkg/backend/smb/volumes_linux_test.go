@@ -51,7 +51,7 @@ func (w *world) entries() (names []string) {
 }
 
 func TestTemplatesOfSubDir(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	for template, want := range map[string]string{
 		"":                     "pvc-0",
@@ -82,7 +82,7 @@ func TestTemplatesOfSubDir(t *testing.T) {
 
 // TestInvalidRequests: each leaves nothing.
 func TestInvalidRequests(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	long := fmt.Sprintf("//127.0.0.1:%d/%s/%s", w.Port, w.dir, strings.Repeat("x", 60))
 	for _, row := range []struct {
@@ -146,7 +146,7 @@ func TestInvalidRequests(t *testing.T) {
 
 // TestAnExistingDirectoryIsNotTaken: neither by Create nor by a later Delete.
 func TestAnExistingDirectoryIsNotTaken(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	ctx := context.Background()
 	if err := errors.Join(os.Mkdir(w.path("Theirs"), 0o777),
@@ -192,7 +192,7 @@ func TestAnExistingDirectoryIsNotTaken(t *testing.T) {
 }
 
 func TestDirectoriesOfVolumesDoNotOverlap(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	w.create(b, w.claimed("outer", subDirKey, "teams/one"))
 	for i, subDir := range []string{"teams/one/inner", "TEAMS/One/inner/x", "teams", "Teams", "teams/ONE"} {
@@ -207,7 +207,7 @@ func TestDirectoriesOfVolumesDoNotOverlap(t *testing.T) {
 }
 
 func TestOnDelete(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	ctx := context.Background()
 	for round := range 2 { // the name can be used again
@@ -248,7 +248,7 @@ func TestOnDelete(t *testing.T) {
 
 // TestForeignHandles: nothing is deleted for a handle that this driver has not made.
 func TestForeignHandles(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	ctx := context.Background()
 	if err := os.Mkdir(w.path("pvc-1"), 0o777); err != nil {
@@ -279,7 +279,7 @@ func TestForeignHandles(t *testing.T) {
 }
 
 func TestStaticVolumes(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	ctx := context.Background()
 	b, err := New(Config{Krb5Conf: "/etc/krb5.conf"}) // of a node
 	if err != nil {
@@ -358,7 +358,7 @@ func TestOwnedGivesFilesToAGroup(t *testing.T) {
 
 // TestTheFileOfShares: it is read again when it changes, and an invalid file changes nothing.
 func TestTheFileOfShares(t *testing.T) {
-	server := serve(t)
+	server := smbtest.Serve(t)
 	w := newWorld(t, server, smbtest.Share)
 	valid, err := os.ReadFile(w.shares)
 	if err != nil {
@@ -405,7 +405,7 @@ func TestTheFileOfShares(t *testing.T) {
 
 // TestAFullShare: Create fails and leaves nothing; Delete works.
 func TestAFullShare(t *testing.T) {
-	server := serve(t)
+	server := smbtest.Serve(t)
 	mount := filepath.Join(server.Dir, smbtest.Share, "small")
 	if err := os.Mkdir(mount, 0o777); err != nil {
 		t.Fatal(err)
@@ -455,7 +455,7 @@ func TestAFullShare(t *testing.T) {
 
 // TestAnOpenFileDoesNotStopTheTrash: another client has a file of a deleted volume open.
 func TestAnOpenFileDoesNotStopTheTrash(t *testing.T) {
-	w := newWorld(t, serve(t), smbtest.Share)
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	ctx := context.Background()
 	v := w.create(b, w.claimed("pvc-1"))
@@ -505,7 +505,7 @@ func TestAnOpenFileDoesNotStopTheTrash(t *testing.T) {
 }
 
 func TestHealth(t *testing.T) {
-	server := serve(t)
+	server := smbtest.Serve(t)
 	w := newWorld(t, server, smbtest.Share)
 	b := w.open()
 	ctx := context.Background()
@@ -583,7 +583,7 @@ func TestHealth(t *testing.T) {
 // TestASilentServer: calls on it end with their context, and calls on another server are not
 // delayed.
 func TestASilentServer(t *testing.T) {
-	silent, other := serve(t), serve(t)
+	silent, other := smbtest.Serve(t), smbtest.Serve(t)
 	w, v := newWorld(t, silent, smbtest.Share), newWorld(t, other, smbtest.Share)
 	list, err := os.ReadFile(v.shares)
 	if err != nil {

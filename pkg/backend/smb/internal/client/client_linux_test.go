@@ -30,20 +30,8 @@ type bench struct {
 
 func serve(t *testing.T) bench {
 	t.Helper()
-	if !smbtest.Installed() {
-		t.Skip("samba is not installed")
-	}
-	s, err := smbtest.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := bench{t, s, NewPool()}
-	t.Cleanup(func() {
-		b.pool.Close()
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	b := bench{t, smbtest.Serve(t), NewPool()}
+	t.Cleanup(b.pool.Close)
 	return b
 }
 
