@@ -164,7 +164,8 @@ func TestTheChartsRights(t *testing.T) {
 	}
 	smb := rights(t, fullname+"-smb", "--controllers=provisioner,resizer,snapshotter,health-monitor",
 		"--leader-election",
-		"--resizer-handle-volume-inuse-error=false", "--health-monitor-pod-events=false", "--driver-secrets", noAttach)
+		"--resizer-handle-volume-inuse-error=false", "--health-monitor-pod-events=false", noAttach, "--driver-topology=false",
+		"--driver-groups=false")
 	for path, want := range map[string]string{
 		"hostpath/rbac.yaml": template(".Values.hostpath.enabled", all),
 		"hostpath/rbac-snapshot-controller.yaml": template("and .Values.hostpath.enabled "+

@@ -118,8 +118,16 @@ func TestRejectedValues(t *testing.T) {
 			"additional properties 'hostpth' not allowed"},
 		"a typo further in": {"hostpath: {controller: {replica: 3}}",
 			"additional properties 'replica' not allowed"},
-		"smb": {"smb: {enabled: true}",
-			"the smb backend, which this release does not have: leave smb.enabled false"},
+		"shares on Windows": {"smb: {windows: {enabled: true}}",
+			"a driver that mounts on Windows, which this release does not have: leave smb.windows.enabled false"},
+		"a share without credentials": {"smb: {shares: {x: {source: //a/b}}}", "/smb/shares/x"},
+		"a share with both": {"smb: {shares: {x: {source: //a/b, guest: true, secretName: c}}}", "/smb/shares/x"},
+		"a source without a share": {"smb: {shares: {x: {source: //a, guest: true}}}", "/smb/shares/x/source"},
+		"a source that is too long": {"smb: {shares: {x: {source: //a/" + strings.Repeat("b", 70) + ", guest: true}}}",
+			"/smb/shares/x/source"},
+		"a class without credentials": {"smb: {storageClasses: {x: {source: //a/b}}}", "/smb/storageClasses/x"},
+		"an unknown parameter of shares": {
+			"smb: {storageClasses: {x: {source: //a/b, guest: true, parameters: {subdir: x}}}}", "/smb/storageClasses/x"},
 		"Windows": {"hostpath: {windows: {enabled: true}}",
 			"a driver that mounts on Windows, which this release does not have"},
 		"another kind": {"hostpath: {storageClasses: {x: {kind: file}}}",
@@ -375,10 +383,72 @@ hostpath:
 smb:
   enabled: true
   windows: {enabled: true}
+  snapshotClass: {create: true}
 networkPolicy: {enabled: true}
 monitoring: {kind: PodMonitor}
 admission: {inline: {maxSize: 2Gi}}
 `
+
+// sharesValues have a share with a secret, and classes with secrets of the controller.
+const sharesValues = `
+smb:
+  enabled: true
+  shares: {nas: {source: //nas/share, secretName: of-the-share}, open: {source: //open/share, guest: true}}
+  storageClasses:
+    a: {source: //nas/share, secretName: of-nodes}
+`
+
+// TestSecretsOfShares: the secrets of shares are mounted in the controller's driver alone, and no
+// account may read a secret through the API unless a class or readAllSecrets says so.
+func TestSecretsOfShares(t *testing.T) {
+	bin := programs(t)
+	for name, tc := range map[string]struct{ values, want string }{
+		"no secret of the controller": {sharesValues, ""},
+		"a class with a secret of the controller": {sharesValues +
+			"    b: {source: //b/share, secretName: x, controllerSecretName: other, controllerSecretNamespace: apps}\n" +
+			"    c: {source: //c/share, secretName: x, controllerSecretName: third, controllerSecretNamespace: apps}\n",
+			"Role apps [other third]"},
+		"all secrets": {sharesValues + "  controller: {readAllSecrets: true}\n", "ClusterRole  []"},
+	} {
+		objects, err := renderWith(t, bin, tc.values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rights, mounts []string
+		for _, o := range objects {
+			if !strings.HasPrefix(o.Source, "smb/") {
+				continue
+			}
+			var role struct {
+				Kind     string
+				Metadata struct{ Namespace string }
+				Rules    []struct{ Resources, ResourceNames []string }
+			}
+			if err := yaml.Unmarshal([]byte(o.Text), &role); err != nil {
+				t.Fatal(err)
+			}
+			for _, rule := range role.Rules {
+				for _, resource := range rule.Resources {
+					switch resource {
+					case "secrets":
+						rights = append(rights, fmt.Sprintln(role.Kind, role.Metadata.Namespace, rule.ResourceNames))
+					case "nodes", "csinodes", "volumegroupsnapshotclasses", "volumegroupsnapshotcontents":
+						t.Errorf("%s: the right to %s", name, resource)
+					}
+				}
+			}
+			if n := strings.Count(o.Text, "of-the-share"); n > 0 {
+				mounts = append(mounts, fmt.Sprint(o.Source, " ", n))
+			}
+		}
+		if got := strings.TrimSpace(strings.Join(rights, "")); got != tc.want {
+			t.Errorf("%s: the rights to secrets are %q, want %q", name, got, tc.want)
+		}
+		if want := []string{"smb/controller.yaml 1"}; !slices.Equal(mounts, want) {
+			t.Errorf("%s: the secret of the share is in %v, want %v", name, mounts, want)
+		}
+	}
+}
 
 // alternatives are other values for those of values.yaml for which "another" is invalid, by their
 // paths. Numbers become others, and true false. Empty values are tested elsewhere.
@@ -407,6 +477,7 @@ var alternatives = map[string]string{
 	"hostpath/certificates/issuerRef":                        "", // the configuration issuer
 	"hostpath/certificates/nodesDirectory":                   "", // the configuration least
 	"smb/storageClasses":                                     `{x: {source: //a/b, secretName: c}}`,
+	"smb/shares":                                             `{x: {source: //a/b, secretName: c}}`,
 	"networkPolicy/metricsFrom":                              `[{podSelector: {}}]`,
 	"networkPolicy/nodeEgress":                               `[{}]`,
 	"hostpath/lostRoots":                                     `[x]`,
@@ -415,7 +486,7 @@ var alternatives = map[string]string{
 	"admission/inline/namespaceLabels":                       `{a: b}`,
 	"monitoring/kind":                                        `ServiceMonitor`,
 	"monitoring/labels":                                      `{a: b}`,
-	"namespace/create":                                       `false`, "networkPolicy/enabled": `false`, "smb/enabled": `false`, "hostpath/windows/enabled": `false`, "smb/windows/enabled": `false`, // on in baseValues
+	"namespace/create":                                       `false`, "networkPolicy/enabled": `false`, "smb/enabled": `false`, "smb/snapshotClass/create": `false`, "hostpath/windows/enabled": `false`, "smb/windows/enabled": `false`, // on in baseValues
 }
 
 // leaves adds the values below a value, by their paths.
