@@ -160,8 +160,10 @@ follow symlinks = no
 `, s.Port, dir)
 	for name, more := range map[string]string{
 		// A test writes files of its own user into the share, as pods with other clients do.
-		Share: "read only = no\nadmin users = " + unix, Encrypted: "read only = no\nsmb encrypt = required", ReadOnly: "read only = yes",
-		Denied: "read only = no\nvalid users = nobody",
+		Share:     "read only = no\nadmin users = " + unix,
+		Encrypted: "read only = no\nsmb encrypt = required",
+		ReadOnly:  "read only = yes",
+		Denied:    "read only = no\nvalid users = nobody",
 	} {
 		fmt.Fprintf(&c, "[%s]\npath = %s\n%s\n", name, filepath.Join(s.Dir, name), more)
 	}

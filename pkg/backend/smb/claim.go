@@ -188,8 +188,9 @@ func (m marker) encode() []byte {
 
 // hold keeps the marker m, which is the last of files and was created after begin.
 func (s *store) hold(ctx context.Context, m marker, begin time.Time, files ...string) *claim {
-	ctx, cancel := context.WithCancelCause(ctx)
-	c := &claim{store: s, ctx: ctx, files: files, last: begin}
+	c := &claim{store: s, files: files, last: begin}
+	ctx, cancel := context.WithCancelCause(client.WithLease(ctx, c.valid))
+	c.ctx = ctx
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -210,7 +211,8 @@ func (s *store) hold(ctx context.Context, m marker, begin time.Time, files ...st
 			}
 			c.mu.Unlock()
 			if !c.valid() {
-				cancel(fmt.Errorf("%w: the marker of this process could not be renewed: %w", backend.ErrUnavailable, err))
+				cancel(fmt.Errorf("%w: the marker of this process could not be renewed: %w",
+					backend.ErrUnavailable, err))
 			}
 		}
 	}()

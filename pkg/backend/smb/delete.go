@@ -275,7 +275,8 @@ func (b *Backend) emptyTrashNow(ctx context.Context, source mounter.ShareSource,
 		}
 	}
 	for name, err := range left {
-		if !errors.Is(err, client.ErrShared) && !errors.Is(err, client.ErrNotEmpty) && !errors.Is(err, backend.ErrBusy) {
+		if !errors.Is(err, client.ErrShared) && !errors.Is(err, client.ErrNotEmpty) &&
+			!errors.Is(err, backend.ErrBusy) {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}

@@ -117,7 +117,8 @@ func (b *Backend) StorageHealth(ctx context.Context) (all []backend.Condition, e
 			return nil, u.err
 		case float64(u.available) < lowSpace*float64(u.total):
 			all = append(all, backend.Condition{Severity: backend.Degraded, Reason: "ShareFull",
-				Message: fmt.Sprintf("%s has %d bytes available: delete files, or extend its filesystem", source, u.available)})
+				Message: fmt.Sprintf("%s has %d bytes available: delete files, or extend its filesystem", source,
+					u.available)})
 		}
 	}
 	return all, nil
@@ -221,7 +222,8 @@ func (b *Backend) Metrics() (all []backend.Metric) {
 	return append(all,
 		backend.Metric{Name: "copies", Help: "Snapshots, restored volumes and clones that are being made.",
 			Value: float64(stats.Running)},
-		backend.Metric{Name: "copy_errors_total", Help: "Copies that failed.", Counter: true, Value: float64(stats.Failed)},
+		backend.Metric{Name: "copy_errors_total", Help: "Copies that failed.", Counter: true,
+			Value: float64(stats.Failed)},
 		backend.Metric{Name: "copied_bytes_total", Help: "Bytes of all copies.", Counter: true,
 			Value: float64(stats.Bytes)})
 }

@@ -179,8 +179,8 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	}
 	v, err := b.change(ctx, id, o.Secrets, func(v *volume) (changed bool, err error) {
 		if o.Limit > 0 && v.Size > o.Limit {
-			return false, fmt.Errorf("%w: volume %s has %d bytes, and at most %d are requested", backend.ErrOutOfRange, id,
-				v.Size, o.Limit)
+			return false, fmt.Errorf("%w: volume %s has %d bytes, and at most %d are requested",
+				backend.ErrOutOfRange, id, v.Size, o.Limit)
 		}
 		changed = v.Size < size
 		v.Size = max(v.Size, size)
@@ -236,7 +236,7 @@ func (b *Backend) change(ctx context.Context, id string, secrets map[string]stri
 		return s.replace(ctx, volumesDir, volumeFormat, o, v)
 	})
 	if errors.Is(err, backend.ErrExhausted) { // final for the resizer, which would block the claim
-		err = fmt.Errorf("%w: %s", backend.ErrUnavailable, err)
+		err = fmt.Errorf("%w: %s", backend.ErrUnavailable, err.Error())
 	}
 	return v, err
 }

@@ -171,7 +171,8 @@ func mountOf(source mounter.ShareSource, volumeContext map[string]string, a back
 		}
 	}
 	if slices.Contains(options, "soft") && slices.Contains(options, "hard") {
-		return mounter.Mount{}, fmt.Errorf("%w: mount options soft and hard: use the parameter outage", backend.ErrInvalid)
+		return mounter.Mount{}, fmt.Errorf("%w: mount options soft and hard: use the parameter outage",
+			backend.ErrInvalid)
 	}
 	m.Options = options
 	return m, nil

@@ -302,7 +302,7 @@ func (n *node) statistics(v *csi.Volume, calls int) {
 	group.Wait()
 }
 
-// level is what calls that hang would raise.
+// level has the figures that calls which hang would raise.
 type level struct{ goroutines, threads, heap, helpers int }
 
 // within reports whether l is not above another level, apart from noise.

@@ -53,7 +53,8 @@ func complete(parameters map[string]string) (map[string]string, error) {
 		all[key] = value
 	}
 	if _, ok := all[sourceKey]; !ok {
-		return nil, fmt.Errorf("%w: parameter source is missing: must be //server/share[/directory]", backend.ErrInvalid)
+		return nil, fmt.Errorf("%w: parameter source is missing: must be //server/share[/directory]",
+			backend.ErrInvalid)
 	}
 	return all, nil
 }

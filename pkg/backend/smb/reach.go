@@ -46,7 +46,8 @@ func unreachable(source mounter.ShareSource, err error) backend.Condition {
 	source.Path = ""
 	return backend.Condition{
 		Severity: backend.Inaccessible, Reason: "ServerUnreachable",
-		Message: fmt.Sprintf("the server of %s does not answer: %v: mounts continue when it answers again", source, err),
+		Message: fmt.Sprintf("the server of %s does not answer: %v: mounts continue when it answers again", source,
+			err),
 	}
 }
 

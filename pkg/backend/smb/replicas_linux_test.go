@@ -350,7 +350,7 @@ func interrupt(t *testing.T, server *smbtest.Server, step int, prepare func(*wor
 	call func(*world, *Backend, string) (string, error), check func(*world, *Backend, string), stop bool) (done bool) {
 	t.Helper()
 	w := newWorld(t, server, smbtest.Share)
-	w.life = 150 * time.Millisecond
+	w.life = 400 * time.Millisecond
 	second := w.open()
 	var id string
 	if prepare != nil {

@@ -106,8 +106,8 @@ func parseShares(file []byte) ([]shareEntry, error) {
 		case e.Guest == (e.Credentials != ""):
 			return nil, fmt.Errorf("share %d, %s: must have either credentials or guest: true", i+1, e.source)
 		case !e.Guest && !filepath.IsAbs(e.Credentials):
-			return nil, fmt.Errorf("share %d, %s: credentials %q must be an absolute path of a directory", i+1, e.source,
-				e.Credentials)
+			return nil, fmt.Errorf("share %d, %s: credentials %q must be an absolute path of a directory", i+1,
+				e.source, e.Credentials)
 		default:
 			seen[name] = true
 		}
@@ -153,7 +153,8 @@ func (b *Backend) login(source mounter.ShareSource, secrets map[string]string, o
 		if encoded := secrets[ccacheKey]; encoded != "" {
 			file, err := base64.StdEncoding.DecodeString(strings.TrimSpace(encoded))
 			if err != nil {
-				return l, fmt.Errorf("%w: the key %s of the secret must be base64", backend.ErrUnauthenticated, ccacheKey)
+				return l, fmt.Errorf("%w: the key %s of the secret must be base64", backend.ErrUnauthenticated,
+					ccacheKey)
 			}
 			l.CCache = file
 		}
@@ -176,8 +177,8 @@ func (b *Backend) login(source mounter.ShareSource, secrets map[string]string, o
 		return client.Login{}, fmt.Errorf("%w: the call has no secret for %s: name a Secret in the class or the "+
 			"volume, or use the mount option guest", backend.ErrUnauthenticated, source)
 	case best == nil:
-		return client.Login{}, fmt.Errorf("%w: no credentials for %s: list the share in %s, or name a Secret in the class",
-			backend.ErrUnauthenticated, source, b.cfg.Shares)
+		return client.Login{}, fmt.Errorf("%w: no credentials for %s: list the share in %s, or name a Secret in the "+
+			"class", backend.ErrUnauthenticated, source, b.cfg.Shares)
 	case best.Guest:
 		return client.Login{Guest: true}, nil
 	}

@@ -72,6 +72,16 @@ type Entry struct {
 	Link     bool // a reparse point, such as a link of Windows: never followed
 }
 
+// leaseKey is the key of the value of WithLease.
+type leaseKey struct{}
+
+// WithLease returns a context for operations that are permitted as long as valid returns true. Each
+// operation asks just before it sends its request: a process that was stopped for a while does not
+// continue with a right that it has lost.
+func WithLease(ctx context.Context, valid func() bool) context.Context {
+	return context.WithValue(ctx, leaseKey{}, valid)
+}
+
 // do runs an operation with a limit. op is for errors.
 func (s *Share) do(ctx context.Context, op, path string, operation func(share *smb2.Share) error) error {
 	for element := range strings.SplitSeq(path, "/") {
@@ -90,6 +100,10 @@ func (s *Share) do(ctx context.Context, op, path string, operation func(share *s
 	session, err := s.live(ctx)
 	if err != nil {
 		return err
+	}
+	if valid, ok := ctx.Value(leaseKey{}).(func() bool); ok && !valid() {
+		return fmt.Errorf("%w: %s %q on %s: another process may have the right to it now", backend.ErrUnavailable, op,
+			path, s.Source)
 	}
 	limited, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
@@ -152,7 +166,7 @@ func (s *Share) List(ctx context.Context, path string, each func(Entry) error) e
 		var entries []fs.FileInfo
 		err := s.do(ctx, "list", path, func(*smb2.Share) (err error) {
 			entries, err = dir.Readdir(batch)
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				err = nil
 			}
 			return err
@@ -242,7 +256,7 @@ func readAll(f *smb2.File, limit int64) (content []byte, err error) {
 		buffer := make([]byte, min(part, limit-int64(len(content))))
 		n, err := f.ReadAt(buffer, int64(len(content)))
 		content = append(content, buffer[:n]...)
-		if err == io.EOF || (err == nil && n < len(buffer)) {
+		if errors.Is(err, io.EOF) || (err == nil && n < len(buffer)) {
 			break
 		} else if err != nil {
 			return nil, err

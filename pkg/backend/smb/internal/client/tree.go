@@ -125,7 +125,8 @@ func (s *Share) content(ctx context.Context, src, dst named, size int64, p *Prog
 	}
 	copied, err := s.stat(ctx, dst.path, dst.File)
 	if err == nil && copied.Size < size {
-		err = fmt.Errorf("%w: %q has %d bytes after the copy, want %d", backend.ErrUnavailable, dst.path, copied.Size, size)
+		err = fmt.Errorf("%w: %q has %d bytes after the copy, want %d", backend.ErrUnavailable, dst.path, copied.Size,
+			size)
 	}
 	return err
 }
@@ -138,7 +139,7 @@ func (s *Share) stream(ctx context.Context, src, dst named, size int64, p *Progr
 		err := s.do(ctx, "copy", src.path, func(*smb2.Share) error {
 			n, err := src.ReadAt(part, offset)
 			if n < len(part) {
-				if err == nil || err == io.EOF {
+				if err == nil || errors.Is(err, io.EOF) {
 					return fmt.Errorf("%w: %q became shorter during the copy", backend.ErrPrecondition, src.path)
 				}
 				return err
@@ -174,7 +175,8 @@ func (s *Share) copyTree(ctx context.Context, from, to string, depth int, p *Pro
 		from, to := path.Join(from, e.Name), path.Join(to, e.Name)
 		if e.Link {
 			group.Go(func() error {
-				return fmt.Errorf("%w: %q is a link of the server, which cannot be copied", backend.ErrPrecondition, from)
+				return fmt.Errorf("%w: %q is a link of the server, which cannot be copied",
+					backend.ErrPrecondition, from)
 			})
 			break
 		}
