@@ -14,12 +14,14 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
+	"github.com/causeway-csi/causeway/pkg/backend/smb"
 )
 
 // program returns the program of Causeway, with a second backend whose storage every process
 // reaches.
 func program() Program {
 	var f hostpath.Flags
+	var shares smb.Flags
 	return Program{Name: "hostpath.csi.causeway.dev", Version: "v1.2.3", Backends: []Backend{
 		{
 			Name: "hostpath", Type: (*hostpath.Backend)(nil), Flags: f.Declare,
@@ -27,7 +29,7 @@ func program() Program {
 			Open:  func(Config) (backend.Backend, error) { return nil, errors.New("only the flags are tested") },
 		},
 		{
-			Name: "central", DriverName: "central.csi.causeway.dev", Type: (*memory.Backend)(nil),
+			Name: "central", DriverName: "central.csi.causeway.dev", Type: (*memory.Backend)(nil), Flags: shares.Declare,
 			Open: func(Config) (backend.Backend, error) { return memory.New(memory.Config{}), nil },
 		},
 	}}
@@ -151,7 +153,7 @@ func TestTheDocumentedFlagsAreTheFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	documented := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `--?([a-z-]+)").FindAllStringSubmatch(string(page), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `--?([a-z0-9-]+)").FindAllStringSubmatch(string(page), -1) {
 		documented[m[1]] = true
 	}
 	var o options

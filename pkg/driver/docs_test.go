@@ -26,8 +26,9 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	for _, m := range rows.FindAllStringSubmatch(string(page), -1) {
 		documented[m[1]] = true
 	}
-	maps.DeleteFunc(documented, func(name string, _ bool) bool { // metrics of internal/router and pkg/csidriver
+	maps.DeleteFunc(documented, func(name string, _ bool) bool { // of internal/router, pkg/csidriver and backend smb
 		return strings.HasPrefix(name, metricPrefix+"router_") || strings.HasPrefix(name, metricPrefix+"peer_") ||
+			strings.HasPrefix(name, metricPrefix+"share_") ||
 			name == metricPrefix+"dropped_connections_total"
 	})
 	d := startDriver(t)
