@@ -30,7 +30,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
+.PHONY: help demo cluster-demo test crash hostile test-vm test-vm-smb test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -46,7 +46,10 @@ hostile: ## run the attacks of tenants, and measure their effect on other volume
 	@$(GO) run ./test/hostile
 test-vm: ## run the tests that need another kernel, such as one with project quotas or cifs, in a guest (Debian, amd64)
 	@$(GO) run ./test/vm
-	@$(GO) run ./test/vm -kernel linux-image-6.12-cloud-amd64 -only TestShares
+	@$(GO) run ./test/vm -kernel linux-image-6.12-cloud-amd64 -only "TestShares|TestSanity"
+test-vm-smb: ## run the long tests of nodes with shares in guests with two kernels (7 minutes; Debian, amd64)
+	@$(GO) run ./test/vm -only TestNode
+	@$(GO) run ./test/vm -kernel linux-image-6.12-cloud-amd64 -only TestNode
 test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once (10 minutes)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
 	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live); $(GO) -C sidecars/test test -timeout 20m ./...

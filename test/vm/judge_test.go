@@ -6,7 +6,7 @@ import (
 )
 
 func TestOnlyCompleteSuitesPass(t *testing.T) {
-	two := []suite{{"a/b", "One"}, {"c", "Two"}}
+	two := []suite{{Package: "a/b", Run: "One"}, {Package: "c", Run: "Two"}}
 	const a = "vm: begin a/b#One\r\n=== RUN   TestOne\n    --- PASS: TestOne/sub (0.00s)\n--- PASS: TestOne " +
 		"(0.00s)\nPASS\nvm: end a/b#One 0\n"
 	const c = "vm: begin c#Two\n--- PASS: TestTwo (0.00s)\nPASS\nvm: end c#Two 0\n"

@@ -156,8 +156,15 @@ func (n *node) end(v *csi.Volume, targets ...string) {
 		n.ok(n.unpublish(v, target, time.Minute))
 	}
 	n.ok(n.unstage(v, time.Minute))
-	_, err := n.DeleteVolume(n.context(time.Minute), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
-	n.ok(err)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		_, err := n.DeleteVolume(n.context(time.Minute), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+		// The first call after a restart of the server sees the end of its session, and is repeated.
+		if status.Code(err) == codes.Unavailable && time.Now().Before(deadline) {
+			continue
+		}
+		n.ok(err)
+		return
+	}
 }
 
 // isFasterThanMounts compares the creation and deletion of a volume with that of csi-driver-smb's
@@ -250,9 +257,9 @@ func (n *node) survivesSilence() {
 	n.ok(n.Do("silence", ""))
 	resumed := sync.OnceFunc(func() { n.ok(n.Do("resume", "")) })
 	defer resumed()
-	n.ok(n.publish(v, "second", "", "", 10*time.Second))
-	n.ok(n.unpublish(v, "second", 10*time.Second))
-	if err := n.stage(unstaged, "", n.password, 10*time.Second); status.Code(err) != codes.Unavailable &&
+	n.ok(n.publish(v, "second", "", "", time.Minute))
+	n.ok(n.unpublish(v, "second", time.Minute))
+	if err := n.stage(unstaged, "", n.password, time.Minute); status.Code(err) != codes.Unavailable &&
 		status.Code(err) != codes.DeadlineExceeded {
 		n.Errorf("a stage: %v", err)
 	}
@@ -263,10 +270,11 @@ func (n *node) survivesSilence() {
 	n.statistics(v, 100) // Go keeps a thread that was needed once
 	before := n.level()
 	n.statistics(v, 1000)
-	begin := time.Now()
-	n.ok(n.unpublish(v, "first", 10*time.Second))
-	n.ok(n.unstage(v, 10*time.Second))
-	n.Logf("unpublish and unstage on a silent server: %s", time.Since(begin))
+	begin := time.Now() // the kernel of the guest runs programs some 30 times slower than the machine
+	n.ok(n.unpublish(v, "first", time.Minute))
+	unpublished := time.Now()
+	n.ok(n.unstage(v, time.Minute))
+	n.Logf("on a silent server: unpublish %s, unstage %s", unpublished.Sub(begin), time.Since(unpublished))
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 		if now := n.level(); now.within(before) {
 			n.Logf("after 1,000 calls: %+v, before: %+v", now, before)
@@ -335,7 +343,7 @@ func (n *node) survivesDeath() {
 	n.ok(errors.Join(err, file.Sync()))
 	n.ok(n.Do("kill", ""))
 	time.Sleep(90 * time.Second)
-	n.ok(n.publish(v, "during", "", "", 10*time.Second))
+	n.ok(n.publish(v, "during", "", "", time.Minute))
 	n.ok(n.Do("restart", ""))
 	begin := time.Now()
 	for deadline := begin.Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
