@@ -399,7 +399,7 @@ smb:
 `
 
 // TestSecretsOfShares: the secrets of shares are mounted in the controller's driver alone, and no
-// account may read a secret through the API unless a class or readAllSecrets says so.
+// account may read a secret through the API without a class that names it or readAllSecrets.
 func TestSecretsOfShares(t *testing.T) {
 	bin := programs(t)
 	for name, tc := range map[string]struct{ values, want string }{
