@@ -100,10 +100,10 @@ func entered(thread int) (uint64, error) {
 	var info [88]byte // struct ptrace_syscall_info
 	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, getSyscallInfo, uintptr(thread), unsafe.Sizeof(info),
 		uintptr(unsafe.Pointer(&info)), 0, 0)
-	if errno != 0 {
+	if errno != 0 && errno != unix.ESRCH { // ESRCH: another thread has ended the process
 		return none, fmt.Errorf("PTRACE_GET_SYSCALL_INFO: %w", errno)
 	}
-	if info[0] != entry {
+	if errno != 0 || info[0] != entry {
 		return none, nil
 	}
 	return binary.NativeEndian.Uint64(info[24:]), nil
