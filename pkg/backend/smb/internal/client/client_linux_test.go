@@ -117,6 +117,61 @@ func TestACanceledWriteLeavesOtherCalls(t *testing.T) {
 	}
 }
 
+// TestACanceledCallSharesNoMessage fails without the guard under the race detector: another call
+// overwrites a message that is being sent.
+func TestACanceledCallSharesNoMessage(t *testing.T) {
+	b := serve(t)
+	data := content(8 << 20)
+	var group sync.WaitGroup
+	for caller := range 4 {
+		s := b.open(smbtest.Share)
+		group.Go(func() {
+			for i := range 100 {
+				if _, err := s.Stat(context.Background(), ""); err != nil && !errors.Is(err, backend.ErrUnavailable) {
+					t.Error(err)
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i*137%4000)*time.Microsecond)
+				err := s.CreateMarker(ctx, fmt.Sprintf("file-%d-%d", caller, i), data)
+				cancel()
+				if err != nil && !isContext(err) && !errors.Is(err, backend.ErrUnavailable) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+// TestFilesAreClosedWhenTheirCallEnds: a file that stays open could not be removed, and the library
+// would close it in a finalizer.
+func TestFilesAreClosedWhenTheirCallEnds(t *testing.T) {
+	b := serve(t)
+	s := b.open(smbtest.Share)
+	for _, end := range []string{"context", "lease"} {
+		if err := s.Mkdir(context.Background(), end); err != nil {
+			t.Fatal(err)
+		}
+		b.file(end+"/file", nil)
+		valid := true
+		ctx, cancel := context.WithCancel(WithLease(context.Background(), func() bool { return valid }))
+		err := s.List(ctx, end, func(Entry) error {
+			if end == "lease" {
+				valid = false
+			} else {
+				cancel()
+			}
+			return nil
+		})
+		cancel()
+		if err == nil {
+			t.Errorf("%s: the list ended without an error", end)
+		}
+		if err := s.RemoveTree(context.Background(), end); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestPathsStayInTheirDirectory fails without the guard: the library passes ".." to the server,
 // which resolves it.
 func TestPathsStayInTheirDirectory(t *testing.T) {

@@ -3,8 +3,8 @@
 // three of its defects (version of 18 September 2026):
 //   - Its copy on the server cuts files at 16 MiB without an error. Share.CopyFile uses it for
 //     smaller files only, and compares the size.
-//   - A context that ends in the middle of a write breaks the session. The pool drops a session
-//     after any such error.
+//   - After the end of a context, its next request overwrites a message that may not be sent yet.
+//     The library gets contexts that end only when the connection is closed, by session.until.
 //   - A name with "..", or an empty name, leads out of the directory. Each operation checks its
 //     path.
 package client
@@ -73,7 +73,7 @@ type session struct {
 	ready chan struct{} // closed when the fields below are set
 
 	err   error
-	conn  net.Conn
+	conn  *wire
 	smb   *smb2.Session
 	share *smb2.Share
 
@@ -221,9 +221,61 @@ func (p *Pool) usable(s *session) bool {
 	return !s.broken
 }
 
+// wire is a connection whose Write does not read its argument once Close has returned.
+type wire struct {
+	net.Conn
+
+	mu     sync.Mutex // held by Write
+	closed bool
+}
+
+func (w *wire) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return 0, net.ErrClosed
+	}
+	return w.Conn.Write(p)
+}
+
+func (w *wire) Close() error {
+	err := w.Conn.Close() // ends a Write that hangs
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	return err
+}
+
+// until returns a context for requests of the library, which ends when s is severed: because ctx
+// ends, or after limit. The caller calls stop when the requests have ended.
+func (p *Pool) until(ctx context.Context, s *session, limit time.Duration) (requests context.Context, stop func()) {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	requests, end := context.WithCancel(context.Background())
+	unhook := context.AfterFunc(limited, func() {
+		p.sever(s)
+		end()
+	})
+	return severed{requests, limited}, func() {
+		unhook()
+		cancel()
+		end()
+	}
+}
+
+// severed is a context whose error is that of its cause.
+type severed struct {
+	context.Context
+	cause context.Context
+}
+
+func (c severed) Err() error {
+	if c.Context.Err() == nil {
+		return nil
+	}
+	return c.cause.Err()
+}
+
 // fail drops a session that err, an error of the library, has broken, and closes its connection.
-// After a write that was cut off, the library overwrites the message that it is still sending. The
-// signature of messages protects the server until the connection is closed.
 func (p *Pool) fail(s *session, err error) {
 	if breaks(err) {
 		p.sever(s)
@@ -249,9 +301,9 @@ func (p *Pool) works(ctx context.Context, s *session) bool {
 	if trusted {
 		return !broken
 	}
-	ctx, cancel := context.WithTimeout(ctx, echoLimit)
-	defer cancel()
-	err := s.smb.WithContext(ctx).Echo()
+	requests, stop := p.until(ctx, s, echoLimit)
+	defer stop()
+	err := s.smb.WithContext(requests).Echo()
 	if err != nil {
 		p.sever(s)
 	}
@@ -259,14 +311,17 @@ func (p *Pool) works(ctx context.Context, s *session) bool {
 }
 
 // connect connects s, and drops it if that fails.
-func (p *Pool) connect(ctx context.Context, s *session, login Login) {
+func (p *Pool) connect(caller context.Context, s *session, login Login) {
 	defer close(s.ready)
-	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	ctx, cancel := context.WithTimeout(caller, dialLimit)
 	defer cancel()
 	if s.err = p.dial(ctx, s, login); s.err == nil {
 		s.share, s.err = s.smb.WithContext(ctx).Mount(s.key.share)
 	}
 	if s.err != nil {
+		if caller.Err() != nil { // else the error of the closed connection, which other callers would get
+			s.err = caller.Err()
+		}
 		p.mu.Lock()
 		p.drop(s)
 		p.mu.Unlock()
@@ -305,10 +360,11 @@ func (s *session) logIn(ctx context.Context, login Login, dialect uint16) error 
 		return err
 	}
 	defer end()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.key.address)
+	tcp, err := new(net.Dialer).DialContext(ctx, "tcp", s.key.address)
 	if err != nil {
 		return err
 	}
+	conn := &wire{Conn: tcp}
 	d := smb2.Dialer{Initiator: initiator}
 	// A guest has no key for signatures.
 	d.Negotiator.RequireMessageSigning, d.Negotiator.SpecifiedDialect = !login.Guest, dialect

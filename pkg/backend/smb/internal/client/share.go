@@ -82,20 +82,40 @@ func WithLease(ctx context.Context, valid func() bool) context.Context {
 	return context.WithValue(ctx, leaseKey{}, valid)
 }
 
+// before asks the hook of tests.
+func (s *Share) before(op, path string) error {
+	if s.pool.Before == nil {
+		return nil
+	}
+	err := s.pool.Before(op, path)
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.pool.sever(s.session)
+	}
+	return err
+}
+
 // do runs an operation with a limit. op is for errors.
 func (s *Share) do(ctx context.Context, op, path string, operation func(share *smb2.Share) error) error {
+	return s.run(ctx, op, path, func(session *session, requests context.Context) error {
+		return operation(session.share.WithContext(requests))
+	})
+}
+
+// run is do for an operation that needs the session.
+func (s *Share) run(ctx context.Context, op, path string,
+	operation func(session *session, requests context.Context) error) error {
 	for element := range strings.SplitSeq(path, "/") {
 		if path != "" && !isName(element) {
 			return fmt.Errorf("%w: path %.128q on a share: %.64q is not a name", backend.ErrInvalid, path, element)
 		}
 	}
-	if s.pool.Before != nil {
-		if err := s.pool.Before(op, path); err != nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.pool.sever(s.session)
-			return err
-		}
+	if err := s.before(op, path); err != nil {
+		return err
+	}
+	if ctx.Err() != nil { // until would sever the session
+		return ctx.Err()
 	}
 	session, err := s.live(ctx)
 	if err != nil {
@@ -105,12 +125,13 @@ func (s *Share) do(ctx context.Context, op, path string, operation func(share *s
 		return fmt.Errorf("%w: %s %q on %s: another process may have the right to it now", backend.ErrUnavailable, op,
 			path, s.Source)
 	}
-	limited, cancel := context.WithTimeout(ctx, requestLimit)
-	defer cancel()
-	// An operation on an open file has the context of the file. The end of the connection ends it.
-	defer time.AfterFunc(requestLimit+time.Second, func() { session.conn.Close() }).Stop()
-	err = operation(session.share.WithContext(limited))
+	requests, stop := s.pool.until(ctx, session, requestLimit)
+	defer stop()
+	err = operation(session, requests)
 	s.pool.fail(session, err)
+	if err != nil && requests.Err() != nil { // else the error of the closed connection
+		err = requests.Err()
+	}
 	if err = convert(ctx, err); err != nil {
 		return fmt.Errorf("%s %q on %s: %w", op, path, s.Source, err)
 	}
@@ -156,12 +177,13 @@ const batch = 1000
 
 // List calls each for all entries of a directory, in no order, until each returns an error.
 func (s *Share) List(ctx context.Context, path string, each func(Entry) error) error {
-	var dir *smb2.File
-	err := s.open(ctx, path, os.O_RDONLY, &dir)
+	files := s.files()
+	defer files.end()
+	dir, err := files.open(ctx, "open", path, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
-	defer func() { s.do(ctx, "close", path, func(*smb2.Share) error { return dir.Close() }) }()
+	defer files.close(path, dir)
 	for {
 		var entries []fs.FileInfo
 		err := s.do(ctx, "list", path, func(*smb2.Share) (err error) {
@@ -182,12 +204,52 @@ func (s *Share) List(ctx context.Context, path string, each func(Entry) error) e
 	}
 }
 
-// open opens a file for several operations, each by do. The file has the context ctx.
-func (s *Share) open(ctx context.Context, path string, flag int, f **smb2.File) error {
-	return s.do(ctx, "open", path, func(share *smb2.Share) (err error) {
-		*f, err = share.WithContext(ctx).OpenFile(path, flag, 0o666)
+// files are files of a session that are open over several operations. The end of the connection ends
+// their requests. The library closes a file that could not be closed once more, in a finalizer,
+// which must not send a request: it could wait for ever, or end the process.
+type files struct {
+	*Share
+	ctx     context.Context // of the files
+	end     func()          // called when the files have been closed
+	session *session
+	share   *smb2.Share // the same for all files: else the library does not copy between them on the server
+}
+
+func (s *Share) files() *files {
+	f := &files{Share: s}
+	f.ctx, f.end = context.WithCancel(context.Background())
+	return f
+}
+
+// open opens a file. op is for errors.
+func (f *files) open(ctx context.Context, op, path string, flag int) (opened *smb2.File, err error) {
+	err = f.run(ctx, op, path, func(session *session, _ context.Context) (err error) {
+		if f.share == nil {
+			f.session, f.share = session, session.share.WithContext(f.ctx)
+		}
+		opened, err = f.share.OpenFile(path, flag, 0o666)
 		return err
 	})
+	return opened, err
+}
+
+// close closes a file, also after the end of the call's context. The server has closed it with the
+// session if that has ended.
+func (f *files) close(path string, opened *smb2.File) error {
+	if err := f.before("close", path); err != nil {
+		return err
+	}
+	if !f.pool.usable(f.session) {
+		return nil
+	}
+	_, stop := f.pool.until(context.Background(), f.session, echoLimit)
+	defer stop()
+	err := opened.Close()
+	f.pool.fail(f.session, err)
+	if err != nil {
+		return fmt.Errorf("close %q on %s: %w", path, f.Source, convert(context.Background(), err))
+	}
+	return nil
 }
 
 // Create makes a file with this content. Among several callers exactly one succeeds; the others get

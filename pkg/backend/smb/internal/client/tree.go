@@ -42,38 +42,26 @@ func (s *Share) copyFile(ctx context.Context, from, to string, p *Progress) (err
 	if !validPath(to) {
 		return fmt.Errorf("%w: path %.128q on a share", backend.ErrInvalid, to)
 	}
-	// Both files must have the same *smb2.Share: else the library does not copy on the server.
-	var share *smb2.Share
-	var src, dst *smb2.File
-	err = s.do(ctx, "open", from, func(limited *smb2.Share) (err error) {
-		share = limited.WithContext(ctx)
-		src, err = share.OpenFile(from, os.O_RDONLY, 0)
-		return err
-	})
+	files := s.files()
+	defer files.end()
+	src, err := files.open(ctx, "open", from, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
-	defer func() { s.do(ctx, "close", from, func(*smb2.Share) error { return src.Close() }) }()
+	defer files.close(from, src)
 	info, err := s.stat(ctx, from, src)
 	if err != nil {
 		return err
 	}
-	err = s.do(ctx, "create", to, func(*smb2.Share) (err error) {
-		dst, err = share.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
-		return err
-	})
+	dst, err := files.open(ctx, "create", to, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {
 		return err
 	}
 	err = s.content(ctx, named{src, from}, named{dst, to}, info.Size, p)
-	e := s.do(ctx, "close", to, func(*smb2.Share) error {
-		if err == nil {
-			if err := dst.Sync(); err != nil {
-				return err
-			}
-		}
-		return dst.Close()
-	})
+	if err == nil {
+		err = s.do(ctx, "flush", to, func(*smb2.Share) error { return dst.Sync() })
+	}
+	e := files.close(to, dst)
 	if err = errors.Join(err, e); err != nil {
 		return err
 	}
