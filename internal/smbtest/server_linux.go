@@ -35,6 +35,7 @@ type Server struct {
 	Password string
 
 	conf  string
+	realm *Realm // nil: without Kerberos
 	mu    sync.Mutex
 	cmd   *exec.Cmd
 	ended chan struct{}
@@ -76,9 +77,12 @@ func find(program string) (string, error) {
 
 // Start starts a Server whose files are in dir, an empty directory. Close ends it; so does the end
 // of this process.
-func Start(dir string) (*Server, error) {
+func Start(dir string) (*Server, error) { return start(dir, nil) }
+
+// start starts a Server that also accepts tickets of a realm, unless the realm is nil.
+func start(dir string, realm *Realm) (*Server, error) {
 	s := &Server{Dir: filepath.Join(dir, "shares"), User: "alice", Password: "pa,ss w",
-		conf: filepath.Join(dir, "smb.conf")}
+		conf: filepath.Join(dir, "smb.conf"), realm: realm}
 	unix, err := unixUser()
 	if err != nil {
 		return nil, err
@@ -158,6 +162,13 @@ disable spoolss = yes
 usershare path =
 follow symlinks = no
 `, s.Port, dir)
+	if s.realm != nil {
+		fmt.Fprintf(&c, `realm = %s
+kerberos method = dedicated keytab
+dedicated keytab file = FILE:%s
+gensec:require_pac = no
+`, realmName, s.realm.keytab)
+	}
 	for name, more := range map[string]string{
 		// A test writes files of its own user into the share, as pods with other clients do.
 		Share:     "read only = no\nadmin users = " + unix,
@@ -215,6 +226,9 @@ func (s *Server) Restart() error {
 	cmd := exec.Command(path, "-F", "--no-process-group", "--debug-stdout", "-s", s.conf, "-l",
 		filepath.Join(filepath.Dir(s.conf), "log"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if s.realm != nil {
+		cmd.Env = append(os.Environ(), "KRB5_CONFIG="+s.realm.Conf)
+	}
 	if _, err := cmd.StdinPipe(); err != nil { // open until Wait
 		return err
 	}

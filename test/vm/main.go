@@ -56,8 +56,8 @@ var disks = []string{"virtio-blk-pci", "nvme", "scsi-hd"}
 var programs = []program{
 	{"blkid", "util-linux"}, {"blockdev", "util-linux"}, {"losetup", "mount"}, {"btrfs", "btrfs-progs"}, {"cp",
 		"coreutils"}, {"e2fsck", "e2fsprogs"}, {"mkfs.btrfs", "btrfs-progs"},
-	{"mkfs.ext4", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"mount", "mount"}, {"resize2fs", "e2fsprogs"}, {"umount",
-		"mount"},
+	{"mkfs.ext4", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"mount", "mount"}, {"mount.cifs", "cifs-utils"},
+	{"resize2fs", "e2fsprogs"}, {"umount", "mount"},
 }
 
 // settings are files that programs read, if they are there.

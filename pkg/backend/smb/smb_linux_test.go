@@ -1,7 +1,6 @@
 package smb
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,6 +22,7 @@ type world struct {
 	user, password  string
 	dir             string // of the source, on the share
 	shares          string
+	krb5Conf        string
 	life            time.Duration
 }
 
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 func newWorld(t testing.TB, s *smbtest.Server, share string) *world {
 	t.Helper()
 	w := &world{TB: t, Server: s, address: fmt.Sprint("127.0.0.1:", s.Port), user: s.User, password: s.Password,
-		life: markerLife}
+		krb5Conf: "/etc/krb5.conf", life: markerLife}
 	dir, err := os.MkdirTemp(filepath.Join(s.Dir, share), "w")
 	if err == nil {
 		err = os.Chmod(dir, 0o777)
@@ -80,10 +80,16 @@ func (w *world) file(name, content string) string {
 // credentials writes a directory of credentials.
 func (w *world) credentials(user, password string) string {
 	w.Helper()
+	return w.credentialFiles(map[string]string{userKey: user, passwordKey: password})
+}
+
+func (w *world) credentialFiles(files map[string]string) string {
+	w.Helper()
 	dir := w.TempDir()
-	if err := errors.Join(os.WriteFile(filepath.Join(dir, userKey), []byte(user), 0o600),
-		os.WriteFile(filepath.Join(dir, passwordKey), []byte(password), 0o600)); err != nil {
-		w.Fatal(err)
+	for key, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, key), []byte(content), 0o600); err != nil {
+			w.Fatal(err)
+		}
 	}
 	return dir
 }
@@ -99,7 +105,7 @@ func (w *world) secrets() map[string]string {
 // open opens a backend, like a process, and closes it with the test.
 func (w *world) open() *Backend {
 	w.Helper()
-	b, err := open(Config{Shares: w.shares, Krb5Conf: "/etc/krb5.conf", Report: func(err error) { w.Log(err) }}, w.life)
+	b, err := open(Config{Shares: w.shares, Krb5Conf: w.krb5Conf, Report: func(err error) { w.Log(err) }}, w.life)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -66,6 +66,9 @@ func run() error {
 }
 
 func mount() error {
+	if err := os.Symlink("bin", "/sbin"); err != nil { // mount(8) runs /sbin/mount.cifs
+		return err
+	}
 	for _, m := range []struct{ kind, at, options string }{
 		{"proc", "/proc", ""}, {"sysfs", "/sys", ""}, {"devtmpfs", "/dev", ""}, {"tmpfs", "/tmp", "size=75%"}, {"tmpfs",
 			"/dev/shm", ""},

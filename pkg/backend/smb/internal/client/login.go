@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
@@ -13,6 +14,7 @@ import (
 	krb5 "github.com/jcmturner/gokrb5/v8/client"
 	"github.com/jcmturner/gokrb5/v8/config"
 	"github.com/jcmturner/gokrb5/v8/credentials"
+	"github.com/jcmturner/gokrb5/v8/krberror"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
@@ -68,7 +70,12 @@ func (l Login) initiator(ctx context.Context, server string) (i smb2.Initiator, 
 	}
 	if err != nil {
 		kerberos.Destroy()
-		return nil, nil, fmt.Errorf("%w: no Kerberos ticket for %s: %w", backend.ErrUnauthenticated, service, err)
+		class := backend.ErrUnauthenticated
+		var cause krberror.Krberror
+		if errors.As(err, &cause) && cause.RootCause == krberror.NetworkingError {
+			class = backend.ErrUnavailable
+		}
+		return nil, nil, fmt.Errorf("%w: no Kerberos ticket for %s: %w", class, service, err)
 	}
 	return &smb2.Krb5Initiator{Client: kerberos, TargetSPN: service}, kerberos.Destroy, nil
 }
