@@ -45,7 +45,7 @@ func program() csidriver.Program {
 // openSMB opens the file of shares of the backend smb.
 func openSMB(f smb.Flags, c csidriver.Config) (backend.Backend, error) {
 	return smb.New(smb.Config{
-		Shares: f.Shares, Krb5Conf: f.Krb5Conf,
+		Shares: f.Shares, Krb5Conf: f.Krb5Conf, Krb5Caches: f.Krb5Caches,
 		Report: func(err error) { c.Log.Error("a background task of the storage failed", guard.Attributes(err)...) },
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 	"github.com/moby/sys/mountinfo"
 	"github.com/onsi/ginkgo/v2"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/causeway-csi/causeway/internal/sized"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 func TestHostpathPassesSanity(t *testing.T) {
@@ -29,6 +31,7 @@ type trial struct {
 	Parameters map[string]string // of the volumes that csi-sanity creates
 	Mutable    map[string]string // mutable parameters, for a Modifier
 	Block      bool              // volumes are block devices
+	Source     string            // of IDs that the driver could have made, for shares
 
 	Dir string // directory of the driver; set by sane
 }
@@ -86,6 +89,9 @@ func (w trial) run() int {
 	config.StagingPath = filepath.Join(w.Dir, "kubelet", "staging")
 	config.TestVolumeSize, config.TestNodeVolumeAttachLimit = 64<<20, true
 	config.TestVolumeParameters, config.TestVolumeMutableParameters = w.Parameters, w.Mutable
+	if w.Source != "" {
+		config.IDGen = ids{source: w.Source}
+	}
 	if w.Block {
 		config.TestVolumeAccessType = "block"
 	}
@@ -98,6 +104,16 @@ func (w trial) run() int {
 		return 1
 	}
 	return 0
+}
+
+// ids are IDs of volumes on a share.
+type ids struct {
+	sanity.DefaultIDGenerator
+	source string
+}
+
+func (i ids) GenerateUniqueValidVolumeID() string {
+	return volumeid.New(volumeid.Volume, i.source, uuid.NewString()) + "@" + strings.TrimPrefix(i.source, "//")
 }
 
 // report is the file to which csi-sanity writes the results.

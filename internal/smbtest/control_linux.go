@@ -75,9 +75,10 @@ func answer(w http.ResponseWriter, err error) {
 
 // Remote is a server outside of this machine.
 type Remote struct {
-	Address string // host:port
-	User    string
-	url     string
+	Address  string // host:port
+	User     string
+	Password string
+	url      string
 }
 
 // FromEnvironment returns the server that EnvRemote names, or nil.
@@ -86,7 +87,7 @@ func FromEnvironment() *Remote {
 	if !ok {
 		return nil
 	}
-	return &Remote{Address: address, User: "alice", url: url}
+	return &Remote{Address: address, User: firstUser, Password: firstPassword, url: url}
 }
 
 // Do makes the server do something: silence, resume, kill, restart, password, and mkdir or remove

@@ -27,6 +27,9 @@ const (
 	Denied    = "denied" // not for Server.User
 )
 
+// The login of a Server at its start.
+const firstUser, firstPassword = "alice", "pa,ss w"
+
 // Server is an SMB server at a port of the loopback address.
 type Server struct {
 	Dir      string // holds the shares
@@ -81,7 +84,7 @@ func Start(dir string) (*Server, error) { return start(dir, nil) }
 
 // start starts a Server that also accepts tickets of a realm, unless the realm is nil.
 func start(dir string, realm *Realm) (*Server, error) {
-	s := &Server{Dir: filepath.Join(dir, "shares"), User: "alice", Password: "pa,ss w",
+	s := &Server{Dir: filepath.Join(dir, "shares"), User: firstUser, Password: firstPassword,
 		conf: filepath.Join(dir, "smb.conf"), realm: realm}
 	unix, err := unixUser()
 	if err != nil {

@@ -39,7 +39,7 @@ var suites = []suite{
 		Run: "^(TestImagesGrow|TestAMountedDeviceGrows|" +
 			"TestAnExt4GrowsBefore.*|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
 	{Package: "pkg/mounter", Run: "^TestShares$"},
-	{Package: "pkg/backend/smb", Run: "^TestSanity$"},
+	{Package: "cmd/driver", Run: "^TestSharesPassSanity$"},
 	{Package: "pkg/backend/smb", Run: "^TestNode$", Long: true},
 }
 

@@ -9,8 +9,9 @@ import (
 
 // Flags are the fields of a Config that an operator sets.
 type Flags struct {
-	Shares   string
-	Krb5Conf string
+	Shares     string
+	Krb5Conf   string
+	Krb5Caches string
 }
 
 // Declare declares the flags on set.
@@ -20,6 +21,9 @@ func (f *Flags) Declare(set *flag.FlagSet) {
 			"(--mode=controller and all, required). A file that changes is read again.")
 	set.StringVar(&f.Krb5Conf, "smb-krb5-conf", "/etc/krb5.conf",
 		"smb: Kerberos configuration `file`, for credentials with a realm or a credential cache")
+	set.StringVar(&f.Krb5Caches, "smb-krb5-caches", "",
+		"smb: `directory` of the host's Kerberos credential caches, krb5cc_UID. Into it the node writes the "+
+			"tickets of secrets for cifs.upcall. Default: the tickets are the host's.")
 }
 
 // Check returns an error for flags that are not valid. controller reports whether the process serves
@@ -32,6 +36,8 @@ func (f *Flags) Check(controller bool) error {
 		return fmt.Errorf("--smb-shares=%s has no effect on a node: calls bring their secrets", f.Shares)
 	case f.Shares != "" && !filepath.IsAbs(f.Shares):
 		return fmt.Errorf("invalid --smb-shares=%s: must be an absolute path", f.Shares)
+	case f.Krb5Caches != "" && !filepath.IsAbs(f.Krb5Caches):
+		return fmt.Errorf("invalid --smb-krb5-caches=%s: must be an absolute path", f.Krb5Caches)
 	case !filepath.IsAbs(f.Krb5Conf):
 		return fmt.Errorf("invalid --smb-krb5-conf=%s: must be an absolute path", f.Krb5Conf)
 	}

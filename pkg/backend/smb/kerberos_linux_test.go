@@ -5,12 +5,16 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 )
 
 // TestKerberos: the controller logs in by Kerberos with the files of a share and with the secrets of
@@ -87,6 +91,8 @@ func TestKerberos(t *testing.T) {
 		m.Credentials.Password != "" {
 		t.Errorf("Mount = %+v with the user %q, %v", m, m.Credentials.Username, err)
 	}
+	w.keepsTickets(realm, valid, tickets(realm.User, 7200), tickets("stranger", 3600))
+
 	// The pool keeps sessions: another process needs a ticket.
 	if err := realm.Silence(); err != nil {
 		t.Fatal(err)
@@ -109,6 +115,51 @@ func TestKerberos(t *testing.T) {
 	}
 	if err := use(w.open(), password); err != nil {
 		t.Errorf("the KDC is back: %v", err)
+	}
+}
+
+// keepsTickets checks the files of tickets for the kernel.
+func (w *world) keepsTickets(realm *smbtest.Realm, first, second, strangers string) {
+	w.Helper()
+	caches := w.TempDir()
+	node, err := open(Config{Krb5Conf: realm.Conf, Krb5Caches: caches}, markerLife)
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer node.Close()
+	mount := func(tickets string) error {
+		m, err := node.Mount(context.Background(), "static", backend.Access{
+			Secrets: map[string]string{ccacheKey: base64.StdEncoding.EncodeToString([]byte(tickets))},
+			Options: []string{"cruid=1000"}, Context: map[string]string{sourceKey: w.source()}})
+		if err == nil && m.Credentials.Username != realm.User {
+			w.Errorf("the mount has the user %q, want that of the tickets", m.Credentials.Username)
+		}
+		return err
+	}
+	for _, tickets := range []string{first, first, second} {
+		if err := mount(tickets); err != nil {
+			w.Fatal(err)
+		}
+		file := filepath.Join(caches, "krb5cc_1000")
+		got, err := os.ReadFile(file)
+		if err != nil || string(got) != tickets {
+			w.Errorf("the file has other tickets, %v", err)
+		}
+		info, err := os.Stat(file)
+		if err != nil || info.Mode() != 0o600 || os.Geteuid() == 0 && info.Sys().(*syscall.Stat_t).Uid != 1000 {
+			w.Errorf("the file is %v, %v", info, err)
+		}
+	}
+	other := client.Login{CCache: []byte(strangers)}
+	if err := node.keepTickets(other, []string{"cruid=1000"}); !errors.Is(err, backend.ErrPrecondition) {
+		w.Errorf("tickets of another principal for the same user: %v", err)
+	}
+	if err := node.keepTickets(other, nil); err != nil {
+		w.Errorf("tickets of another principal for root: %v", err)
+	}
+	names, err := filepath.Glob(filepath.Join(caches, "*"))
+	if err != nil || len(names) != 2 {
+		w.Errorf("the directory has %v, %v", names, err)
 	}
 }
 

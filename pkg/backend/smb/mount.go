@@ -22,7 +22,8 @@ import (
 //
 // The handle of a volume that an administrator has made is not an ID: its volume context has source
 // and subDir. With the mount option sec=krb5 and no ticket in the secret, the kernel uses the tickets
-// of the host, which this process cannot verify.
+// of the host, which this process cannot verify. Tickets of the secret are written for the kernel:
+// see keepTickets.
 func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	o, notOurs := parseObject(volumeid.Volume, id)
 	if notOurs != nil && a.Context[sourceKey] == "" {
@@ -63,7 +64,11 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if err := s.verify(ctx, volumeContext[subDirKey]); err != nil {
 		return mounter.Mount{}, err
 	}
-	return mountOf(source, volumeContext, a, login)
+	m, err := mountOf(source, volumeContext, a, login)
+	if err == nil {
+		err = b.keepTickets(login, m.Options)
+	}
+	return m, err
 }
 
 // kerberosOption is the mount option for Kerberos.
@@ -161,7 +166,12 @@ func mountOf(source mounter.ShareSource, volumeContext map[string]string, a back
 		add = append(add, "guest")
 	case login.Kerberos(): // the kernel asks the host for a ticket
 		add = append(add, kerberosOption)
-		m.Credentials.Username = login.User
+		m.Credentials.Username = login.User // the kernel refuses a mount without one
+		if principal, err := login.Principal(); err != nil {
+			return mounter.Mount{}, err
+		} else if login.User == "" {
+			m.Credentials.Username, _, _ = strings.Cut(principal, "@")
+		}
 	default:
 		m.Credentials = mounter.Credentials{Username: login.User, Domain: login.Domain, Password: login.Password}
 	}

@@ -70,6 +70,7 @@ func TestNode(t *testing.T) {
 			defer conn.Close()
 			n.ControllerClient, n.NodeClient = csi.NewControllerClient(conn), csi.NewNodeClient(conn)
 			c.run(n)
+			n.hasNoSecrets(n.password, "ne,xt")
 			table, err := os.ReadFile("/proc/self/mountinfo")
 			if err != nil || strings.Contains(string(table), " - cifs ") {
 				t.Errorf("left mounted: %s, %v", table, err)
@@ -181,8 +182,8 @@ func (n *node) isFasterThanMounts() {
 	m := mounter.Mount{Kind: mounter.Share, Source: n.source(), Options: []string{"vers=3", "mfsymlinks", "soft"},
 		Credentials: mounter.Credentials{Username: n.User, Password: n.password}}
 	share := fmt.Sprintf("//%s/%s", source.Server, path.Join(source.Share, source.Path))
-	options := fmt.Sprintf("vers=3.1.1,mfsymlinks,soft,seal,port=%d,username=%s,password=%s", source.Port, n.User,
-		n.password)
+	credentials := n.file("credentials", fmt.Sprintf("username=%s\npassword=%s\n", n.User, n.password))
+	options := fmt.Sprintf("vers=3.1.1,mfsymlinks,soft,seal,port=%d,credentials=%s", source.Port, credentials)
 	mount := map[string]func(){
 		"mount(8)":    func() { n.execute("mount", "-t", "cifs", "-o", options, share, at) },
 		"the mounter": func() { n.ok(n.mounter.Mount(n.context(time.Minute), m, at)) },
@@ -407,6 +408,10 @@ func (n *node) rotates() {
 	n.ok(n.stage(v, "4242", n.password, time.Minute))
 	n.ok(n.publish(v, "pod", "4242", n.password, time.Minute))
 	before := n.options()
+	n.hasNoSecrets(n.password)
+	if table := n.options(); !strings.Contains(table, "username="+n.User) || !strings.Contains(n.log.String(), "rotated") {
+		n.Errorf("neither the mount table nor the log was searched: %s", table)
+	}
 	const next = "ne,xt"
 	n.ok(n.Do("password", next))
 	defer n.Do("password", n.password)

@@ -1,13 +1,16 @@
 package smb
 
 import (
+	"bytes"
 	"context"
-	"io"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -56,6 +59,26 @@ type machine struct {
 	endpoint string
 	mounter  mounter.Mounter
 	backend  *Backend
+	state    string // the directory of its state
+	log      *logBuffer
+}
+
+// logBuffer keeps the log of a driver.
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // newKubelet makes a directory in which a driver mounts.
@@ -80,15 +103,17 @@ func newKubelet(t testing.TB) string {
 func (w *world) start(dir string, m mounter.Mounter) *machine {
 	w.Helper()
 	b := w.open()
+	run := &machine{world: w, kubelet: dir, endpoint: "unix://" + filepath.Join(w.TempDir(), "s"), mounter: m, backend: b,
+		state: w.TempDir(), log: new(logBuffer)}
 	d, err := driver.New(driver.Config{
 		Name: "smb.csi.causeway.dev", Release: "test", Node: "node-1", Backend: b,
-		Mounter: m, StateDir: w.TempDir(), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Mounter: m, StateDir: run.state,
+		Log:      slog.New(slog.NewTextHandler(run.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Registry: prometheus.NewRegistry(),
 	})
 	if err != nil {
 		w.Fatal(err)
 	}
-	run := &machine{world: w, kubelet: dir, endpoint: "unix://" + filepath.Join(w.TempDir(), "s"), mounter: m, backend: b}
 	l, err := driver.Listen(run.endpoint, false)
 	if err != nil {
 		w.Fatal(err)
@@ -104,6 +129,52 @@ func (w *world) start(dir string, m mounter.Mounter) *machine {
 		d.Close()
 	})
 	return run
+}
+
+// hasNoSecrets searches for secrets where they must not be: in the log, in the files of the driver, on
+// the share, in the arguments and environments of processes, and in the tables of the kernel. In a
+// guest these are all processes; elsewhere other tests run.
+func (m *machine) hasNoSecrets(secrets ...string) {
+	m.Helper()
+	files := []string{"/proc/self/mountinfo", "/proc/mounts", "/proc/fs/cifs/DebugData", "/proc/fs/cifs/Stats"}
+	dirs, pids := []string{m.state, m.kubelet}, "[0-9]*"
+	if m.Server != nil {
+		dirs, pids = append(dirs, m.path()), "self"
+	}
+	for _, name := range []string{"cmdline", "environ"} {
+		processes, err := filepath.Glob(filepath.Join("/proc", pids, name))
+		if err != nil || len(processes) == 0 {
+			m.Fatalf("no processes: %v", err)
+		}
+		files = append(files, processes...)
+	}
+	for _, dir := range dirs {
+		if err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+			if err == nil && e.Type().IsRegular() {
+				files = append(files, path)
+			}
+			return err
+		}); err != nil {
+			m.Fatal(err)
+		}
+	}
+	texts := map[string]string{"the log": m.log.String()}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) { // such as a process that has ended
+			continue
+		} else if err != nil {
+			m.Fatal(err)
+		}
+		texts[file] = string(content)
+	}
+	for name, text := range texts {
+		for _, secret := range secrets {
+			if strings.Contains(text, secret) {
+				m.Errorf("%s has the secret %q", name, secret)
+			}
+		}
+	}
 }
 
 // TestSanity runs csi-sanity: the controller against a private server, the node with mounts in
@@ -154,6 +225,10 @@ func TestSanity(t *testing.T) {
 		if !slices.ContainsFunc(notShares, func(r string) bool { return strings.Contains(reason, r) }) {
 			t.Errorf("%d specs were skipped: %s", n, reason)
 		}
+	}
+	run.hasNoSecrets(w.password)
+	if !strings.Contains(run.log.String(), "CreateVolume") {
+		t.Error("the log has no calls")
 	}
 	if passed < 70 {
 		t.Errorf("%d specs passed", passed)

@@ -56,6 +56,9 @@ type Config struct {
 	// Krb5Conf is the path of the configuration of Kerberos.
 	Krb5Conf string
 
+	// Krb5Caches is the directory of the host's credential caches, on a node. "": Mount writes none.
+	Krb5Caches string
+
 	// Report is called with each error of a background task. nil: ignored.
 	Report func(err error)
 }
@@ -74,6 +77,7 @@ type Backend struct {
 	space  spaces
 	cache  recordCache
 
+	tickets  sync.Mutex // held while a credential cache is replaced
 	mu       sync.Mutex
 	seen     map[string]sighting // markers of other processes, by path with the source
 	emptying map[string]bool     // sources whose trash is being emptied

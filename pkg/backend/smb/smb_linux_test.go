@@ -51,7 +51,7 @@ func newWorld(t testing.TB, s *smbtest.Server, share string) *world {
 // newRemoteWorld makes a directory on a share of a server outside of the guest that runs the test.
 func newRemoteWorld(t testing.TB, r *smbtest.Remote, dir string) *world {
 	t.Helper()
-	w := &world{TB: t, address: r.Address, user: r.User, password: "pa,ss w", life: markerLife,
+	w := &world{TB: t, address: r.Address, user: r.User, password: r.Password, life: markerLife,
 		dir: smbtest.Share + "/" + dir}
 	if err := r.Do("mkdir/"+w.dir, ""); err != nil {
 		t.Fatal(err)

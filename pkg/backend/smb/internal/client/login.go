@@ -100,6 +100,18 @@ func (l Login) kerberos() (*krb5.Client, error) {
 	return kerberos, nil
 }
 
+// Principal returns the principal of a login by Kerberos, with its realm.
+func (l Login) Principal() (string, error) {
+	if len(l.CCache) == 0 {
+		return l.User + "@" + l.Realm, nil
+	}
+	cache := new(credentials.CCache)
+	if err := unmarshal(cache, l.CCache); err != nil {
+		return "", err
+	}
+	return cache.GetClientPrincipalName().PrincipalNameString() + "@" + cache.GetClientRealm(), nil
+}
+
 // unmarshal reads a credential cache. The parser panics if the file is cut off.
 func unmarshal(cache *credentials.CCache, file []byte) (err error) {
 	defer func() {
