@@ -41,6 +41,8 @@ type linux struct {
 	freezers helper.Pool               // for freezes, so that they never take a helper from a thaw
 	// for system calls on shares, which wait for a server
 	shareHelpers helper.Pool
+	shareSlots   *fair.Slots // of the helpers for mounts and usage of shares
+	unmountSlots *fair.Slots // of the helpers for unmounts of shares, which a silent server must not delay
 	shares       shares
 	secrets      secrets
 	paths        locks[string] // held by calls that mount or unmount a path, until their helpers have ended
@@ -73,6 +75,8 @@ func New(dir, state string) (Host, error) {
 		dir: dir, real: resolved, state: state, toolLimit: toolLimit,
 		checks:  fair.New(fair.Limits{Slots: 8, Tenant: 4, Kind: 8}),
 		growths: fair.New(fair.Limits{Slots: maxGrowing, Tenant: tenantGrow, Kind: maxGrowing}),
+
+		shareSlots: fair.New(shareSlots), unmountSlots: fair.New(unmountSlots),
 	}
 	if err := l.checkKernel(); err != nil {
 		return nil, err
@@ -454,7 +458,7 @@ func (l *linux) unmountLayer(ctx context.Context, p pathHandle, at state, hold *
 		return err
 	}
 	if share != nil {
-		return l.unmountShare(ctx, p, at, hold)
+		return l.unmountShare(ctx, p, at, share, hold)
 	}
 	return p.unmount(ctx, 0)
 }
@@ -716,7 +720,7 @@ func (l *linux) Usage(ctx context.Context, path string) (Usage, error) {
 		if share, err := l.shareAt(at); err != nil {
 			return Usage{}, err
 		} else if share != nil {
-			return l.shareUsage(ctx, p)
+			return l.shareUsage(ctx, p, share)
 		}
 	}
 	var st unix.Statfs_t

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -61,7 +62,7 @@ func (l *linux) mountShare(ctx context.Context, m Mount, p pathHandle, attr attr
 			defer t.close()
 			return t.failed(m, l.mountNewShare(ctx, m, src, t, o, hold))
 		}
-		stale, err := l.renewShare(ctx, m, p, hold)
+		stale, err := l.renewShare(ctx, m, src, p, hold)
 		if !stale || err != nil {
 			return err
 		}
@@ -80,7 +81,7 @@ func (l *linux) mountNewShare(ctx context.Context, m Mount, src ShareSource, t t
 	}
 	defer dir.Close()
 	r := shareRequest{Parameters: parameters, Secret: m.Credentials.Password, Attributes: o.attributes}
-	if err := l.onShare(ctx, shareLimit, hold, mountShareTask, r, nil, dir); err != nil {
+	if err := l.onShare(ctx, src.Server, hold, mountShareTask, r, nil, dir); err != nil {
 		return errors.Join(shareError(err), l.undoShare(src, t))
 	}
 	own, err := t.mountOn()
@@ -133,7 +134,8 @@ func (l *linux) confirmShare(m Mount, own ownMount, src ShareSource, t target, o
 
 // renewShare gives the share at p the credentials of m. stale reports that the directory of the
 // share was deleted on the server; the mount is detached then.
-func (l *linux) renewShare(ctx context.Context, m Mount, p pathHandle, hold *pathLock) (stale bool, err error) {
+func (l *linux) renewShare(ctx context.Context, m Mount, src ShareSource, p pathHandle,
+	hold *pathLock) (stale bool, err error) {
 	fd, err := p.openPath()
 	if err != nil {
 		return false, err
@@ -142,7 +144,7 @@ func (l *linux) renewShare(ctx context.Context, m Mount, p pathHandle, hold *pat
 	defer root.Close()
 	if m.Credentials != (Credentials{}) && !l.secrets.same(p.path, m.Credentials) {
 		r := shareRequest{Parameters: ownParameters(m), Secret: m.Credentials.Password}
-		err = l.onShare(ctx, shareLimit, hold, renewShareTask, r, nil, root)
+		err = l.onShare(ctx, src.Server, hold, renewShareTask, r, nil, root)
 		if errors.Is(err, unix.EINVAL) {
 			err = fmt.Errorf("%w: the kernel does not support it (Linux 6.9 does): delete the pods that use the "+
 				"volume, so that it is staged again: %w", ErrCredentials, err)
@@ -152,7 +154,7 @@ func (l *linux) renewShare(ctx context.Context, m Mount, p pathHandle, hold *pat
 		}
 		l.secrets.set(p.path, m.Credentials)
 	}
-	err = l.onShare(ctx, shareLimit, hold, staleTask, shareRequest{}, nil, root)
+	err = l.onShare(ctx, src.Server, hold, staleTask, shareRequest{}, nil, root)
 	if errors.Is(err, unix.ESTALE) {
 		return true, unix.Unmount(p.proc(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	}
@@ -231,9 +233,10 @@ func shareError(err error) error {
 	return err
 }
 
-// unmountShare removes a mount of a share at p. If the server does not answer for some seconds, the
+// unmountShare removes a mount of a share, shown, at p. If the server does not answer for some seconds, the
 // mount is detached: the kernel then ends it without the server. Errors: ErrBusy, ErrStalled.
-func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, hold *pathLock) error {
+func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, shown *mountinfo.Info,
+	hold *pathLock) error {
 	parent, err := dup(p.parent, p.path)
 	if err != nil {
 		return err
@@ -241,7 +244,7 @@ func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, hold *
 	defer parent.Close()
 	unmount := func(flags int) error {
 		r := shareRequest{Name: p.name, Flags: flags}
-		return l.onShare(context.WithoutCancel(ctx), unmountLimit, hold, unmountShareTask, r, nil, parent)
+		return l.onShare(context.WithoutCancel(ctx), serverOf(shown), hold, unmountShareTask, r, nil, parent)
 	}
 	err = unmount(0)
 	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && wait <= 16*time.Millisecond; wait *= 2 {
@@ -267,15 +270,15 @@ func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, hold *
 	return nil
 }
 
-// shareUsage returns the usage of a share at p. Errors: ErrServer.
-func (l *linux) shareUsage(ctx context.Context, p pathHandle) (u Usage, err error) {
+// shareUsage returns the usage of a share, shown, at p. Errors: ErrServer.
+func (l *linux) shareUsage(ctx context.Context, p pathHandle, shown *mountinfo.Info) (u Usage, err error) {
 	fd, err := p.openPath()
 	if err != nil {
 		return u, err
 	}
 	root := os.NewFile(uintptr(fd), p.path)
 	defer root.Close()
-	err = l.onShare(ctx, shareLimit, nil, usageTask, shareRequest{}, &u, root)
+	err = l.onShare(ctx, serverOf(shown), nil, usageTask, shareRequest{}, &u, root)
 	return u, shareError(err)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/helper"
 )
 
@@ -174,25 +175,49 @@ func (h *pathLock) free() {
 	}()
 }
 
-// onShare runs a task on a share in a helper, until the context ends or limit has passed. files
-// stay the caller's. A helper that has not ended some time after SIGKILL is ErrStalled, and keeps
-// hold.
-func (l *linux) onShare(ctx context.Context, limit time.Duration, hold *pathLock, task helper.Task, r shareRequest,
+// Limits of the helpers for shares at the same time: a server that does not answer takes a part of
+// them. A Pool has 64: those that are left detach mounts, which does not ask the server.
+var (
+	shareSlots   = fair.Limits{Slots: 40, Tenant: 16, Kind: 40}
+	unmountSlots = fair.Limits{Slots: 16, Tenant: 8, Kind: 16}
+)
+
+// onShare runs a task on a share of a server in a helper, until the context ends or the limit of the
+// task has passed. files stay the caller's. A helper that has not ended some time after SIGKILL is
+// ErrStalled, and keeps hold.
+func (l *linux) onShare(ctx context.Context, server string, hold *pathLock, task helper.Task, r shareRequest,
 	result any, files ...*os.File) error {
+	limit, slots := shareLimit, l.shareSlots
+	if task.Name == unmountShareTask.Name {
+		limit, slots = unmountLimit, l.unmountSlots
+	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	s, err := l.shareHelpers.Start(task, r, files...)
-	if errors.Is(err, helper.ErrTooMany) {
-		return fmt.Errorf("%w: %w", ErrStalled, err)
+	leave := func() {}
+	if r.Flags&unix.MNT_DETACH == 0 {
+		var err error
+		if leave, err = slots.Acquire(ctx, fair.Request{Kind: task.Name, Tenant: server, Volume: server}); err != nil {
+			return fmt.Errorf("%s: other calls wait for server %s: %w", task.Name, server, ctx.Err())
+		}
 	}
+	s, err := l.shareHelpers.Start(task, r, files...)
 	if err != nil {
+		leave()
+		if errors.Is(err, helper.ErrTooMany) {
+			err = fmt.Errorf("%w: %w", ErrStalled, err)
+		}
 		return err
 	}
 	err = s.Result(ctx, result, nil)
 	s.Close()
 	if s.Ended() || errors.Is(err, helper.ErrDied) {
+		leave()
 		return err
 	}
+	go func() {
+		<-s.Gone()
+		leave()
+	}()
 	select {
 	case <-s.Gone():
 		return fmt.Errorf("%s: the server does not answer: %w", task.Name, err)

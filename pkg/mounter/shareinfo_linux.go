@@ -184,6 +184,15 @@ func showsShare(i *mountinfo.Info, src ShareSource) bool {
 	return err == nil && i.Root == "/" && shown.same(src)
 }
 
+// serverOf returns the server of a mount in mountinfo.
+func serverOf(i *mountinfo.Info) string {
+	shown, err := parseShown(i.Source)
+	if err != nil { // of another program
+		return i.Source
+	}
+	return shown.Server
+}
+
 // parseShown parses a source in mountinfo, where kernels differ in the slash at the end and in the
 // direction of slashes.
 func parseShown(source string) (ShareSource, error) {
