@@ -43,7 +43,7 @@ func ServeKerberos(t testing.TB) (*Server, *Realm) {
 	_, admin := find("kadmin.local")
 	_, kinit := find("kinit")
 	if err := errors.Join(kdc, admin, kinit); err != nil || !Installed() {
-		namespace.Skip(t, errors.Join(errors.New("samba, krb5-kdc, krb5-admin-server or krb5-user is not installed"), err))
+		namespace.Skip(t, errors.Join(errors.New("not installed: samba or Kerberos"), err))
 	}
 	r, err := startRealm(t.TempDir())
 	if err != nil {

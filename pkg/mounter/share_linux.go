@@ -233,8 +233,9 @@ func shareError(err error) error {
 	return err
 }
 
-// unmountShare removes a mount of a share, shown, at p. If the server does not answer for some seconds, the
-// mount is detached: the kernel then ends it without the server. Errors: ErrBusy, ErrStalled.
+// unmountShare removes a mount of a share, shown, at p. If the server does not answer for some
+// seconds, the mount is detached: the kernel then ends it without the server. Errors: ErrBusy,
+// ErrStalled.
 func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, shown *mountinfo.Info,
 	hold *pathLock) error {
 	parent, err := dup(p.parent, p.path)

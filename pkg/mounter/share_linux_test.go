@@ -338,6 +338,7 @@ func (b *shareBench) rotated() {
 	before, err := optionsOf(staging)
 	b.ok(err)
 	b.ok(b.Do("password", "ne,xt"))
+	defer func(first string) { b.ok(b.Do("password", first)) }(b.password) // for the tests of other packages
 	b.password = "ne,xt"
 	m.Credentials.Password = b.password
 	err = b.Mount(ctx, m, staging)

@@ -182,9 +182,9 @@ var (
 	unmountSlots = fair.Limits{Slots: 16, Tenant: 8, Kind: 16}
 )
 
-// onShare runs a task on a share of a server in a helper, until the context ends or the limit of the
-// task has passed. files stay the caller's. A helper that has not ended some time after SIGKILL is
-// ErrStalled, and keeps hold.
+// onShare runs a task on a share of a server in a helper, until the context ends or the limit of
+// the task has passed. files stay the caller's. A helper that has not ended some time after SIGKILL
+// is ErrStalled, and keeps hold.
 func (l *linux) onShare(ctx context.Context, server string, hold *pathLock, task helper.Task, r shareRequest,
 	result any, files ...*os.File) error {
 	limit, slots := shareLimit, l.shareSlots

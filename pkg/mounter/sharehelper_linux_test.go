@@ -41,8 +41,8 @@ func rootFile(t *testing.T, path string) *os.File {
 	return f
 }
 
-// TestASilentServerLeavesHelpers: more calls on a silent server than there are helpers leave helpers
-// for the calls on another server, and end within their deadline.
+// TestASilentServerLeavesHelpers: more calls on a silent server than there are helpers leave
+// helpers for the calls on another server, and end within their deadline.
 func TestASilentServerLeavesHelpers(t *testing.T) {
 	b := newRealBench(t)
 	l := b.Host.(*linux)

@@ -126,7 +126,8 @@ type link struct {
 // successor returns the path of the marker that succeeds this one.
 func (l link) successor(head string) string { return head + "~" + l.parse().Random }
 
-// parse returns the marker. It is empty if its process has ended between the creation and the write.
+// parse returns the marker. It is empty if its process has ended between the creation and the
+// write.
 func (l link) parse() (m marker) {
 	if json.Unmarshal([]byte(l.content), &m) != nil || strings.Trim(m.Random, "0123456789abcdef") != "" {
 		return marker{}

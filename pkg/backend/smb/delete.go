@@ -67,7 +67,8 @@ func (c *claim) deleteVolume(o object) error {
 		if err := s.replace(ctx, volumesDir, volumeFormat, o, v); err != nil {
 			return err
 		}
-		// A copy that begins after this point finds the volume deleted; readers finds an earlier copy.
+		// A copy that begins after this point finds the volume deleted; readers finds an earlier
+		// copy.
 		if err := s.readers(ctx, o); err != nil {
 			return errors.Join(err, s.replace(ctx, volumesDir, volumeFormat, o, &before))
 		}
@@ -137,8 +138,8 @@ func trashPath(key string) string {
 	return strings.Join([]string{metaDir, trashDir, key + "-" + random()}, "/")
 }
 
-// finishDelete removes the directory of a volume in the state deleting, if it is empty, or moves it,
-// and removes the record. It may be repeated by any process that has claimed the volume; first
+// finishDelete removes the directory of a volume in the state deleting, if it is empty, or moves
+// it, and removes the record. It may be repeated by any process that has claimed the volume; first
 // reports that no process has begun.
 func (s *store) finishDelete(ctx context.Context, v *volume, first bool) error {
 	if v.Target != "" {
@@ -306,8 +307,8 @@ func (s *store) removeTrash(ctx context.Context, name string) error {
 	return s.share.RemoveTree(ctx, s.meta(trashDir, name))
 }
 
-// sweep removes entries in the directory of markers that have not changed for a day, by the clock of
-// the server: another file of the directory shows it.
+// sweep removes entries in the directory of markers that have not changed for a day, by the clock
+// of the server: another file of the directory shows it.
 func (s *store) sweep(ctx context.Context) error {
 	var newest time.Time
 	var entries []client.Entry

@@ -26,8 +26,8 @@ func (f *Flags) Declare(set *flag.FlagSet) {
 			"tickets of secrets for cifs.upcall. Default: the tickets are the host's.")
 }
 
-// Check returns an error for flags that are not valid. controller reports whether the process serves
-// the controller services.
+// Check returns an error for flags that are not valid. controller reports whether the process
+// serves the controller services.
 func (f *Flags) Check(controller bool) error {
 	switch {
 	case controller && f.Shares == "":

@@ -70,8 +70,8 @@ func condition(source mounter.ShareSource, err error) (backend.Condition, bool) 
 	return backend.Condition{}, false
 }
 
-// ListHealth returns the unhealthy volumes of the shares in the file of shares. If a share cannot be
-// listed, the call fails: the caller then asks for each volume.
+// ListHealth returns the unhealthy volumes of the shares in the file of shares. If a share cannot
+// be listed, the call fails: the caller then asks for each volume.
 func (b *Backend) ListHealth(ctx context.Context, after string,
 	limit int) (unhealthy []backend.VolumeHealth, more bool, err error) {
 	type sick struct {

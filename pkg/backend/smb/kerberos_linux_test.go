@@ -17,8 +17,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 )
 
-// TestKerberos: the controller logs in by Kerberos with the files of a share and with the secrets of
-// a call, and says what is wrong with a login that fails.
+// TestKerberos: the controller logs in by Kerberos with the files of a share and with the secrets
+// of a call. A login that fails has the class of its cause.
 func TestKerberos(t *testing.T) {
 	server, realm := smbtest.ServeKerberos(t)
 	w := newWorld(t, server, smbtest.Share)

@@ -21,9 +21,9 @@ import (
 // credentials which the server no longer accepts. The credentials are those of the request.
 //
 // The handle of a volume that an administrator has made is not an ID: its volume context has source
-// and subDir. With the mount option sec=krb5 and no ticket in the secret, the kernel uses the tickets
-// of the host, which this process cannot verify. Tickets of the secret are written for the kernel:
-// see keepTickets.
+// and subDir. With the mount option sec=krb5 and no ticket in the secret, the kernel uses the
+// tickets of the host, which this process cannot verify. Tickets of the secret are written for the
+// kernel: see keepTickets.
 func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	o, notOurs := parseObject(volumeid.Volume, id)
 	if notOurs != nil && a.Context[sourceKey] == "" {
@@ -153,8 +153,8 @@ func mountOf(source mounter.ShareSource, volumeContext map[string]string, a back
 	}
 	add := []string{"mfsymlinks", "soft"} // mfsymlinks: all mounts of a volume must see a link as a link
 	if volumeContext[outageKey] == "wait" {
-		// hard is a property of the kernel's session with the share: the first mount decides, unless the
-		// mount has a connection of its own.
+		// hard is a property of the kernel's session with the share: the first mount decides,
+		// unless the mount has a connection of its own.
 		add = []string{"mfsymlinks", "hard", "nosharesock"}
 	}
 	if volumeContext[encryptKey] == "true" {

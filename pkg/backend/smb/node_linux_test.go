@@ -161,7 +161,8 @@ func (n *node) end(v *csi.Volume, targets ...string) {
 	n.ok(n.unstage(v, time.Minute))
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		_, err := n.DeleteVolume(n.context(time.Minute), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
-		// The first call after a restart of the server sees the end of its session, and is repeated.
+		// The first call after a restart of the server sees the end of its session, and is
+		// repeated.
 		if status.Code(err) == codes.Unavailable && time.Now().Before(deadline) {
 			continue
 		}
@@ -171,9 +172,10 @@ func (n *node) end(v *csi.Volume, targets ...string) {
 }
 
 // isFasterThanMounts compares the creation and deletion of a volume with the work of a controller
-// that mounts the source: mount, mkdir, umount, mount, rmdir, umount. There are two such controllers:
-// one runs mount(8) with mount.cifs(8), as csi-driver-smb does, and one makes the system calls in its
-// own process. isFasterThanMounts reports the ratios, and fails only if mounts are faster.
+// that mounts the source: mount, mkdir, umount, mount, rmdir, umount. There are two such
+// controllers: one runs mount(8) with mount.cifs(8), as csi-driver-smb does, and one makes the
+// system calls in its own process. isFasterThanMounts reports the ratios, and fails only if mounts
+// are faster.
 func (n *node) isFasterThanMounts() {
 	const rounds = 10
 	at := n.at("mount")

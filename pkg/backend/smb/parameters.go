@@ -71,8 +71,8 @@ func checkParameter(key, value string) error {
 	return fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 }
 
-// checkMutable returns ErrInvalid for mutable parameters that are unknown or invalid. An empty value
-// is valid for Modify.
+// checkMutable returns ErrInvalid for mutable parameters that are unknown or invalid. An empty
+// value is valid for Modify.
 func checkMutable(parameters map[string]string, reset bool) error {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		if key != onDeleteKey {

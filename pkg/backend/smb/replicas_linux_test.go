@@ -132,8 +132,8 @@ func (w *world) isEmpty(b *Backend) {
 	}
 }
 
-// mortal makes all operations of a backend's process fail after a number of steps, as if it had been
-// killed, or wait until resumed, as if it had been stopped.
+// mortal makes all operations of a backend's process fail after a number of steps, as if it had
+// been killed, or wait until resumed, as if it had been stopped.
 type mortal struct {
 	steps  atomic.Int64 // until death
 	dead   chan struct{}
@@ -308,8 +308,8 @@ func (w *world) holds(want string, path ...string) {
 	}
 }
 
-// TestAProcessIsKilledAtEachStep: before each operation on the server in turn, the process dies. The
-// next process finishes the call, and nothing is left when everything is deleted.
+// TestAProcessIsKilledAtEachStep: before each operation on the server in turn, the process dies.
+// The next process finishes the call, and nothing is left when everything is deleted.
 func TestAProcessIsKilledAtEachStep(t *testing.T) {
 	server := smbtest.Serve(t)
 	for name, row := range interrupted {

@@ -131,9 +131,9 @@ func (w *world) start(dir string, m mounter.Mounter) *machine {
 	return run
 }
 
-// hasNoSecrets searches for secrets where they must not be: in the log, in the files of the driver, on
-// the share, in the arguments and environments of processes, and in the tables of the kernel. In a
-// guest these are all processes; elsewhere other tests run.
+// hasNoSecrets searches for secrets where they must not be: in the log, in the files of the driver,
+// on the share, in the arguments and environments of processes, and in the tables of the kernel. In
+// a guest these are all processes; elsewhere other tests run.
 func (m *machine) hasNoSecrets(secrets ...string) {
 	m.Helper()
 	files := []string{"/proc/self/mountinfo", "/proc/mounts", "/proc/fs/cifs/DebugData", "/proc/fs/cifs/Stats"}

@@ -56,7 +56,8 @@ type Config struct {
 	// Krb5Conf is the path of the configuration of Kerberos.
 	Krb5Conf string
 
-	// Krb5Caches is the directory of the host's credential caches, on a node. "": Mount writes none.
+	// Krb5Caches is the directory of the host's credential caches, on a node. "": Mount writes
+	// none.
 	Krb5Caches string
 
 	// Report is called with each error of a background task. nil: ignored.
@@ -158,7 +159,8 @@ func (s *store) meta(elements ...string) string {
 // prepare makes the directories of the store. Errors: backend.ErrPrecondition if the directory of
 // the source does not exist.
 func (s *store) prepare(ctx context.Context) error {
-	// A missing directory of markers shows that the store is not prepared, so this directory is last.
+	// A missing directory of markers shows that the store is not prepared, so this directory is
+	// last.
 	for _, dir := range []string{"", volumesDir, snapshotsDir, trashDir, workDir} {
 		switch err := s.share.Mkdir(ctx, s.meta(dir)); {
 		case errors.Is(err, fs.ErrNotExist):

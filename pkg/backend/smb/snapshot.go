@@ -20,7 +20,8 @@ import (
 // dir returns the directory of the data of a snapshot, in the store.
 func (n *snapshot) dir() string { return strings.Join([]string{metaDir, snapshotsDir, n.key}, "/") }
 
-// Snapshot copies the directory of a volume, file by file: the snapshot is not of one point in time.
+// Snapshot copies the directory of a volume, file by file: the snapshot is not of one point in
+// time.
 func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (backend.Snapshot, error) {
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
 		return backend.Snapshot{}, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)

@@ -14,8 +14,8 @@ import (
 
 // keepTickets writes the tickets of a secret into the directory of the host's credential caches,
 // where cifs.upcall(8) finds them for the kernel: at the mount, and whenever the kernel connects
-// again. The file is that of the user of the mount option cruid, or of root. Without such a directory
-// keepTickets does nothing, and the tickets must be the host's.
+// again. The file is that of the user of the mount option cruid, or of root. Without such a
+// directory keepTickets does nothing, and the tickets must be the host's.
 //
 // There is one file for each user. Tickets of another principal in it are backend.ErrPrecondition,
 // because mounts of that principal would continue with the wrong identity.

@@ -94,8 +94,8 @@ func TestACopyIsWhole(t *testing.T) {
 	}
 }
 
-// TestACanceledWriteLeavesOtherCalls fails without the guard: within some 10 attempts the session of
-// the library is broken, and all later calls fail.
+// TestACanceledWriteLeavesOtherCalls fails without the guard: within some 10 attempts the session
+// of the library is broken, and all later calls fail.
 func TestACanceledWriteLeavesOtherCalls(t *testing.T) {
 	b := serve(t)
 	data := content(8 << 20)

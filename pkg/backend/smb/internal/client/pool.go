@@ -47,8 +47,8 @@ const (
 
 // Pool keeps sessions. Its methods may be called by many goroutines.
 type Pool struct {
-	// Before is called before each operation on a share. Its error is that of the operation, and ends
-	// the connection. For tests; nil: not called.
+	// Before is called before each operation on a share. Its error is that of the operation, and
+	// ends the connection. For tests; nil: not called.
 	Before func(op, path string) error
 
 	digester digester

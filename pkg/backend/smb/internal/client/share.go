@@ -204,9 +204,9 @@ func (s *Share) List(ctx context.Context, path string, each func(Entry) error) e
 	}
 }
 
-// files are files of a session that are open over several operations. The end of the connection ends
-// their requests. The library closes a file that could not be closed once more, in a finalizer,
-// which must not send a request: it could wait for ever, or end the process.
+// files are files of a session that are open over several operations. The end of the connection
+// ends their requests. The library closes a file that could not be closed once more, in a
+// finalizer, which must not send a request: it could wait for ever, or end the process.
 type files struct {
 	*Share
 	ctx     context.Context // of the files
