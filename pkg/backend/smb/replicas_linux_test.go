@@ -415,6 +415,43 @@ func (w *world) isEmptyExceptMarkers(b *Backend) {
 	w.isEmpty(b)
 }
 
+// TestTheServerIsKilledAtSteps: the server dies before an operation and comes back. The repeated call
+// succeeds, and nothing is left when everything is deleted.
+func TestTheServerIsKilledAtSteps(t *testing.T) {
+	for name, row := range interrupted {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := smbtest.Serve(t)
+			for step, done := 0, false; !done; step += 5 {
+				w := newWorld(t, server, smbtest.Share)
+				w.life = 400 * time.Millisecond
+				var id string
+				if row.prepare != nil {
+					var err error
+					if id, err = row.prepare(w, w.open()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				b := w.open()
+				var steps atomic.Int64
+				b.pool.Before = func(string, string) error {
+					if steps.Add(1) != int64(step)+1 {
+						return nil
+					}
+					return errors.Join(server.Kill(), server.Restart())
+				}
+				made, err := until(t, func() (string, error) { return row.call(w, b, id) })
+				if err != nil {
+					t.Fatalf("the server was killed at step %d: %v", step, err)
+				}
+				done = steps.Swap(1<<20) <= int64(step) // the check is not interrupted
+				row.check(w, b, made)
+				w.isEmptyExceptMarkers(b)
+			}
+		})
+	}
+}
+
 // TestMarkersAreExclusive: 8 processes claim the same object, again and again, while some of them
 // die with it.
 func TestMarkersAreExclusive(t *testing.T) {
