@@ -90,13 +90,17 @@ func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, er
 		return nil, false, err
 	}
 	if found {
-		if dev, err = openLoop(n, o.readOnly); err == nil {
-			err = fits(dev, b, o)
+		dev, err = openAttached(n, b, o)
+		if found = !errors.Is(err, unix.ENXIO); !found { // the kernel has detached it after its last unmount
+			l.forget(b, n)
 		}
-	} else if dev, n, err = l.configure(file, o); err == nil {
-		l.remember(b, n)
-		l.noteFile(n, attached{b, sequenceOf(n)}) // the file stays attached while dev is open
-		err = l.learn(dev, b)
+	}
+	if !found {
+		if dev, n, err = l.configure(file, o); err == nil {
+			l.remember(b, n)
+			l.noteFile(n, attached{b, sequenceOf(n)}) // the file stays attached while dev is open
+			err = l.learn(dev, b)
+		}
 	}
 	if err == nil {
 		err = l.tune(dev, file, b, o)
@@ -106,6 +110,19 @@ func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, er
 		dev = nil
 	}
 	return dev, found, err
+}
+
+// openAttached opens a device that has the backing file b. Errors: those of fits, unix.ENXIO if the
+// device has no file by now.
+func openAttached(n int, b backing, o loopOptions) (*os.File, error) {
+	dev, err := openLoop(n, o.readOnly)
+	if err != nil {
+		return nil, err
+	}
+	if err := fits(dev, b, o); err != nil {
+		return nil, errors.Join(err, dev.Close())
+	}
+	return dev, nil
 }
 
 // fits returns an error unless dev has the backing file b, attached in a way that satisfies o.

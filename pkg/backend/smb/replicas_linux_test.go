@@ -366,14 +366,15 @@ func interrupt(t *testing.T, server *smbtest.Server, step int, prepare func(*wor
 		paused = make(chan struct{})
 	}
 	first, m := w.openMortal(step, paused)
-	ended := make(chan error, 1)
+	ended := make(chan struct{})
+	var firstErr error
 	go func() {
-		_, err := call(w, first, id)
-		ended <- err
+		defer close(ended)
+		_, firstErr = call(w, first, id)
 	}()
 	select {
-	case err := <-ended:
-		if err == nil {
+	case <-ended:
+		if firstErr == nil {
 			select {
 			case <-m.dead: // in the background, after the call
 			default:
@@ -388,9 +389,7 @@ func interrupt(t *testing.T, server *smbtest.Server, step int, prepare func(*wor
 	}
 	if stop {
 		close(paused)
-		if !done {
-			<-ended
-		}
+		<-ended
 	}
 	check(w, second, made)
 	if first.Close(); !stop {
@@ -433,9 +432,12 @@ func TestTheServerIsKilledAtSteps(t *testing.T) {
 					}
 				}
 				b := w.open()
-				var steps atomic.Int64
+				var mu sync.Mutex // also held while the server is away
+				steps := 0
 				b.pool.Before = func(string, string) error {
-					if steps.Add(1) != int64(step)+1 {
+					mu.Lock()
+					defer mu.Unlock()
+					if steps++; steps != step+1 {
 						return nil
 					}
 					return errors.Join(server.Kill(), server.Restart())
@@ -444,7 +446,9 @@ func TestTheServerIsKilledAtSteps(t *testing.T) {
 				if err != nil {
 					t.Fatalf("the server was killed at step %d: %v", step, err)
 				}
-				done = steps.Swap(1<<20) <= int64(step) // the check is not interrupted
+				mu.Lock()
+				done, steps = steps <= step, step+1 // the check is not interrupted
+				mu.Unlock()
 				row.check(w, b, made)
 				w.isEmptyExceptMarkers(b)
 			}
