@@ -241,7 +241,9 @@ func TestAGroupIsCutShort(t *testing.T) {
 				if err == nil {
 					t.Error("the call did not fail")
 				}
-				if strings.Contains(at, "COMMIT") || strings.Contains(at, "Part") {
+				// A node may still work on the call before, whose connection has ended.
+				pending := status.Code(err) == codes.Aborted && strings.Contains(at, "DiscardPart")
+				if strings.Contains(at, "COMMIT") || strings.Contains(at, "Part") && !pending {
 					wantCode(t, err, codes.Unavailable)
 				}
 				for _, m := range c.nodes {

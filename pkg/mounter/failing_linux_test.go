@@ -70,6 +70,34 @@ func TestFailuresOfFilesystemsAreReported(t *testing.T) {
 	}
 }
 
+// TestAnExt4IsRepairedWhileItsDeviceIsOpen: another process, such as udev's, keeps the image attached
+// after its last unmount.
+func TestAnExt4IsRepairedWhileItsDeviceIsOpen(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "ext4")
+	b.mount(m, b.path("staging"))
+	device := loopOf(t, m)
+	open, err := os.Open(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	triggerError("errors=continue")(t, filepath.Base(device), b.path("staging"))
+	await(t, "the kernel counts the failure", func() bool {
+		all, err := b.Failing()
+		return err != nil || len(all) > 0
+	})
+	b.unmount(b.path("staging"))
+	b.mount(m, b.path("staging"))
+	if again := loopOf(t, m); again != device {
+		t.Fatalf("the image is attached to %s, not to %s: the test proves nothing", again, device)
+	}
+	if all, err := b.Failing(); err != nil || len(all) > 0 {
+		t.Errorf("Failing of what was mended = %v, %v", all, err)
+	}
+	b.unmount(b.path("staging"))
+}
+
 // shutDown makes a filesystem answer with errors only.
 func shutDown(t *testing.T, path string) {
 	t.Helper()

@@ -57,7 +57,13 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, t target,
 	}
 	defer dev.Close()
 	crashpoint.Reached("image:attached")
-	if !was && m.FSType == "ext4" {
+	mounted := false
+	if n, ok := loopNumber(dev.Name()); was && ok { // else only a process, such as udev's, has kept it attached
+		if mounted, err = isClaimed(n); err != nil {
+			return err
+		}
+	}
+	if !mounted && m.FSType == "ext4" {
 		if err := l.checkExt4(ctx, m, disk{file: dev, image: b, path: m.Source, tenant: m.Tenant}); err != nil {
 			return err
 		}
