@@ -264,7 +264,12 @@ func (s *store) claimed(ctx context.Context, o object, making bool, change func(
 		return err
 	}
 	defer c.release(ctx)
-	err = change(c)
+	return c.explain(ctx, change(c))
+}
+
+// explain returns the reason for which the right was lost, if that is the reason of err, the error
+// of a change under the context of c. ctx is that of the call.
+func (c *claim) explain(ctx context.Context, err error) error {
 	if cause := context.Cause(c.ctx); cause != nil && ctx.Err() == nil && err != nil {
 		return cause
 	}
@@ -282,7 +287,7 @@ func (s *store) reading(ctx context.Context, from, to object, copyData func(ctx 
 			return err
 		case c != nil:
 			defer c.release(ctx)
-			return copyData(c.ctx)
+			return c.explain(ctx, copyData(c.ctx))
 		case i == 2: // of a process that has ended: this process has the exclusive right to make the object
 			if err := s.remove(ctx, s.meta(workDir, name)); err != nil {
 				return err

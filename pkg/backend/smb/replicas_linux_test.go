@@ -226,7 +226,9 @@ var interrupted = map[string]struct {
 			return id, b.Delete(context.Background(), id, nil)
 		},
 		check: func(w *world, b *Backend, id string) {
-			if _, err := b.Get(context.Background(), id, nil); !errors.Is(err, backend.ErrNotFound) {
+			if _, err := until(w, func() (backend.Volume, error) {
+				return b.Get(context.Background(), id, nil)
+			}); !errors.Is(err, backend.ErrNotFound) {
 				w.Errorf("Get of a deleted volume: %v", err)
 			}
 		},
@@ -265,7 +267,7 @@ var interrupted = map[string]struct {
 			return id, err
 		},
 		check: func(w *world, b *Backend, id string) {
-			v, err := b.Get(context.Background(), id, nil)
+			v, err := until(w, func() (backend.Volume, error) { return b.Get(context.Background(), id, nil) })
 			if err != nil || v.Size != 5<<20 || v.Mutable[onDeleteKey] != retainData {
 				w.Errorf("Get = %+v, %v", v, err)
 			}
@@ -290,7 +292,10 @@ func source(w *world, b *Backend) (string, error) {
 
 func deleteSource(w *world, b *Backend) {
 	w.Helper()
-	volumes, _, err := b.List(context.Background(), "", 100)
+	volumes, err := until(w, func() ([]backend.Volume, error) {
+		volumes, _, err := b.List(context.Background(), "", 100)
+		return volumes, err
+	})
 	if err != nil {
 		w.Fatal(err)
 	}
