@@ -1,18 +1,21 @@
 package smb
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // A marker is a file on the share that gives one process the right to change an object. A process
@@ -26,7 +29,7 @@ import (
 type marker struct {
 	Owner  string `json:"owner"`
 	Random string `json:"random"`
-	Making bool   `json:"making,omitempty"` // the process makes the object
+	Making bool   `json:"making,omitempty"` // the process makes a directory before its record
 	Beat   int    `json:"beat"`
 }
 
@@ -42,6 +45,7 @@ type claim struct {
 	ctx   context.Context // ends with the call, or when the right may be lost
 	files []string        // paths of the chain, the own marker last
 	began bool            // a process that has ended had begun to make the object
+	keep  bool            // release leaves the markers: it is unknown what the server did last
 
 	stop func()
 	mu   sync.Mutex
@@ -64,10 +68,8 @@ func (s *store) claim(ctx context.Context, o object, making bool) (*claim, error
 			return nil, fmt.Errorf("%w: another process of the driver changes %s: if it has ended, the call succeeds "+
 				"after %s", backend.ErrBusy, o, s.life)
 		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := pause(ctx); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -113,8 +115,62 @@ func (s *store) tryClaim(ctx context.Context, name string, making bool) (*claim,
 		files = append(files, l.path)
 	}
 	c := s.hold(ctx, m, begin, files...)
-	c.began = chain[0].parse().Making
+	c.began = slices.ContainsFunc(chain, func(l link) bool { return l.parse().Making })
 	return c, nil
+}
+
+// awaitMakers waits for the processes that are making volumes directly in the source when it is
+// called, except for the object o: each has written the record of its volume then, or has not made
+// one. Errors: backend.ErrBusy.
+func (s *store) awaitMakers(ctx context.Context, o object) error {
+	entries, _, err := s.markers(ctx, "")
+	if err != nil {
+		return ignore(err, fs.ErrNotExist)
+	}
+	deadline := time.Now().Add(patience)
+	for _, e := range entries {
+		id, err := volumeid.Parse(e.Name)
+		if err != nil || id.Kind != volumeid.Volume || e.Dir || e.Name == o.key {
+			continue
+		}
+		if err := s.awaitMaker(ctx, e.Name, deadline); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *store) awaitMaker(ctx context.Context, name string, deadline time.Time) error {
+	first := ""
+	for {
+		chain, err := s.chain(ctx, s.meta(workDir, name))
+		if err != nil || len(chain) == 0 {
+			return err
+		}
+		last := chain[len(chain)-1]
+		m := last.parse() // empty while the marker is being written
+		first = cmp.Or(first, m.Random)
+		if m.Random != first || (m.Random != "" && !m.Making) || s.hasEnded(last) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%w: another process of the driver makes the volume %s: if it has ended, the call "+
+				"succeeds after %s", backend.ErrBusy, name, s.life)
+		}
+		if err := pause(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// pause waits between two looks at a marker.
+func pause(ctx context.Context) error {
+	select {
+	case <-time.After(20 * time.Millisecond):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // link is a marker file of a chain.
@@ -232,10 +288,10 @@ func (c *claim) valid() bool {
 }
 
 // release gives the right back. The first marker goes first: then no process can succeed the
-// others.
+// others. With keep the markers stay: a later process that succeeds them knows of this one.
 func (c *claim) release(ctx context.Context) {
 	c.stop()
-	if !c.valid() { // another process may have succeeded it, and removes the chain
+	if c.keep || !c.valid() { // invalid: another process may have succeeded it, and removes the chain
 		return
 	}
 	if ctx.Err() != nil {

@@ -140,7 +140,8 @@ type copying struct {
 
 // make makes v, empty or with a content, or finishes the work of an earlier attempt.
 func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c *copying) error {
-	return s.claimed(ctx, v.object, true, func(claim *claim) error {
+	simple := c == nil && !v.Shared && !strings.Contains(v.SubDir, "/")
+	return s.claimed(ctx, v.object, simple, func(claim *claim) error {
 		ctx := claim.ctx
 		old, err := s.readVolume(ctx, v.object)
 		switch {
@@ -167,7 +168,7 @@ func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c 
 			old = nil
 		}
 		switch {
-		case c == nil && old == nil && !v.Shared && !strings.Contains(v.SubDir, "/"):
+		case simple && old == nil:
 			return claim.makeSimple(v)
 		case c == nil:
 			return s.makeEmpty(ctx, v, old)
@@ -234,27 +235,35 @@ func (s *store) copyData(ctx context.Context, from, to string, job *jobs.Job) er
 // rollBack removes the record of v, which was never ready, and the directory as far as it is ours.
 // The caller has claimed v.
 func (s *store) rollBack(ctx context.Context, v *volume) error {
-	switch {
-	case v.Shared:
-	case v.State == made:
-		if err := s.toTrash(ctx, v.key, v.SubDir); err != nil {
+	if !v.Shared {
+		if err := s.dropDirectory(ctx, v); err != nil {
 			return err
-		}
-	default:
-		e, err := s.share.Stat(ctx, s.path(v.SubDir))
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			return err
-		case e.Dir && !e.Link:
-			ours, err := s.isOurs(ctx, v, e, s.recordPath(volumesDir, v.key))
-			if err == nil && ours {
-				err = s.share.Remove(ctx, s.path(v.SubDir)) // fails if it is no longer empty
-			}
-			if err != nil && !errors.Is(err, client.ErrNotEmpty) {
-				return err
-			}
 		}
 	}
 	return s.remove(ctx, s.recordPath(volumesDir, v.key))
+}
+
+// dropDirectory removes the directory of v, which was never ready, if it exists and is that of v.
+func (s *store) dropDirectory(ctx context.Context, v *volume) error {
+	dir, err := s.share.Stat(ctx, s.path(v.SubDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if v.State == made {
+		newer, err := s.isNewer(ctx, v, dir)
+		if err != nil || newer {
+			return err
+		}
+		return s.toTrash(ctx, v.key, v.SubDir)
+	}
+	ours, err := s.isOurs(ctx, v, dir, s.recordPath(volumesDir, v.key))
+	if err == nil && ours {
+		err = s.share.Remove(ctx, s.path(v.SubDir)) // fails if it is no longer empty
+	}
+	if errors.Is(err, client.ErrNotEmpty) || errors.Is(err, errOverlap) {
+		return nil
+	}
+	return err
 }

@@ -95,10 +95,11 @@ func checkAccess(a backend.Access) error {
 
 // makeSimple makes v with an empty directory directly in the source. The creation of the directory
 // is exclusive, so that no record is necessary before it: the marker shows a later process that the
-// directory may be ours.
-func (c *claim) makeSimple(v *volume) error {
+// directory may be ours. The marker stays if it is unknown whether the directory was made.
+func (c *claim) makeSimple(v *volume) (err error) {
+	defer func() { c.keep = err != nil && !leavesNothing(err) }()
 	dir := c.path(v.SubDir)
-	err := c.share.Mkdir(c.ctx, dir)
+	err = c.share.Mkdir(c.ctx, dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: there is no directory %s", backend.ErrPrecondition, c.source)
@@ -182,19 +183,16 @@ func leavesNothing(err error) bool {
 // makeDirectory makes the directory of v with its parents, or finds the directory of an earlier
 // attempt. The record of v exists, so that a call for an overlapping directory finds it.
 func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
-	parents := strings.Split(v.SubDir, "/")
-	for i := range len(parents) - 1 {
-		err := s.share.Mkdir(ctx, s.path(parents[:i+1]...))
-		if err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
+	err := s.makeParents(ctx, v)
+	if err != nil {
+		return err
 	}
-	if len(parents) > 1 || v.Shared {
+	if v.Shared || strings.Contains(v.SubDir, "/") {
 		if err := s.overlaps(ctx, v); err != nil {
 			return err
 		}
 	}
-	err := s.share.Mkdir(ctx, s.path(v.SubDir))
+	err = s.share.Mkdir(ctx, s.path(v.SubDir))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: there is no directory %s", backend.ErrPrecondition, s.source)
@@ -206,7 +204,7 @@ func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
 	case err != nil:
 		return err
 	case v.Shared && e.Dir && !e.Link:
-		return nil
+		return s.overlaps(ctx, v) // a volume that was made directly in the source, since the call before
 	case old != nil:
 		ours, err := s.isOurs(ctx, v, e, s.recordPath(volumesDir, v.key))
 		if ours || err != nil {
@@ -216,11 +214,34 @@ func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
 	return s.foreign(v)
 }
 
+// makeParents makes the directories around that of v. Errors: backend.ErrPrecondition if one of
+// them is the source of other volumes.
+func (s *store) makeParents(ctx context.Context, v *volume) error {
+	parents := strings.Split(v.SubDir, "/")
+	for i := range len(parents) - 1 {
+		parent := s.path(parents[:i+1]...)
+		err := s.share.Mkdir(ctx, parent)
+		if err == nil {
+			continue
+		} else if !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		switch _, err := s.share.Stat(ctx, path.Join(parent, metaDir)); {
+		case err == nil:
+			return fmt.Errorf("%w: %s is in the directory %s of another class's source: name that source, or choose "+
+				"another subDir", backend.ErrPrecondition, s.where(v), parent)
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+	}
+	return nil
+}
+
 // where returns the source of the directory of v.
 func (s *store) where(v *volume) string { return s.source.String() + "/" + v.SubDir }
 
 // isOurs reports whether an earlier attempt has made a directory: it is empty, and the server made
-// it after a file that the attempt has made.
+// it after a file that the attempt has made. Errors: errOverlap if it is that of another volume.
 func (s *store) isOurs(ctx context.Context, v *volume, dir client.Entry, file string) (bool, error) {
 	if !dir.Dir || dir.Link {
 		return false, nil
@@ -229,7 +250,18 @@ func (s *store) isOurs(ctx context.Context, v *volume, dir client.Entry, file st
 	if err != nil || dir.Created.Before(f.Created) {
 		return false, err
 	}
-	return s.isEmpty(ctx, s.path(v.SubDir))
+	empty, err := s.isEmpty(ctx, s.path(v.SubDir))
+	if err != nil || !empty {
+		return false, err
+	}
+	return true, s.overlaps(ctx, v)
+}
+
+// isNewer reports whether the server made a directory after the record of v, which was written when
+// the directory of v existed.
+func (s *store) isNewer(ctx context.Context, v *volume, dir client.Entry) (bool, error) {
+	r, err := s.share.Stat(ctx, s.recordPath(volumesDir, v.key))
+	return err == nil && dir.Created.After(r.Created), err
 }
 
 func (s *store) isEmpty(ctx context.Context, dir string) (bool, error) {
@@ -242,9 +274,17 @@ func (s *store) isEmpty(ctx context.Context, dir string) (bool, error) {
 
 var errFound = errors.New("found")
 
-// overlaps returns ErrPrecondition if the directory of v is inside or around that of another
-// volume, or is the same. Two volumes with existing=use may have the same directory.
+// errOverlap is the error for a directory that overlaps with that of another volume.
+var errOverlap = fmt.Errorf("%w: the directories of two volumes overlap", backend.ErrPrecondition)
+
+// overlaps returns errOverlap if the directory of v is inside or around that of another volume, or
+// is the same. Two volumes with existing=use may have the same directory. A volume that is made
+// directly in the source has its directory before its record, so overlaps waits for those that are
+// being made. Errors: backend.ErrBusy.
 func (s *store) overlaps(ctx context.Context, v *volume) error {
+	if err := s.awaitMakers(ctx, v.object); err != nil {
+		return err
+	}
 	mine := fold(v.SubDir)
 	return s.eachVolume(ctx, func(other *volume) error {
 		theirs := fold(other.SubDir)
@@ -252,8 +292,7 @@ func (s *store) overlaps(ctx context.Context, v *volume) error {
 		case other.key == v.key, v.Shared && other.Shared && mine == theirs:
 			return nil
 		case mine == theirs, within(mine, theirs), within(theirs, mine):
-			return fmt.Errorf("%w: %s overlaps with the directory %s of volume %s", backend.ErrPrecondition, s.where(v),
-				s.where(other), other)
+			return fmt.Errorf("%w: %s, and %s of volume %s", errOverlap, s.where(v), s.where(other), other)
 		}
 		return nil
 	})

@@ -53,13 +53,14 @@ func (c *claim) deleteVolume(o object) error {
 	case errors.Is(err, errEmpty):
 		return s.remove(ctx, s.recordPath(volumesDir, o.key))
 	case errors.Is(err, backend.ErrNotFound):
+		c.keep = c.began // the directory may exist, and a call may still make the volume
 		return nil
 	case err != nil:
 		return err
 	case v.State == creating || v.State == made:
 		return s.rollBack(ctx, v)
 	case v.State == ready:
-		if done, err := c.deleteEmpty(v); done || err != nil {
+		if done, err := c.deleteAtOnce(v); done || err != nil {
 			return err
 		}
 		before := *v
@@ -76,41 +77,74 @@ func (c *claim) deleteVolume(o object) error {
 	return s.finishDelete(ctx, v, first)
 }
 
-// deleteEmpty deletes v if its directory is empty and must be deleted. A copy that runs beside it
-// finds the directory empty or gone, and the record gone when it ends.
-func (c *claim) deleteEmpty(v *volume) (done bool, err error) {
-	if v.Shared || v.onDelete() != deleteData {
+// deleteAtOnce deletes v if that needs no record of the deletion: its directory is gone, or is empty
+// and must be deleted. A copy that runs beside it finds the directory empty or gone, and the record
+// gone when it ends. The marker stays if it is unknown whether the directory was removed.
+func (c *claim) deleteAtOnce(v *volume) (done bool, err error) {
+	if v.Shared || v.onDelete() == retainData {
 		return false, nil
+	}
+	gone, err := c.isGone(v)
+	if err != nil || (!gone && v.onDelete() == archiveData) {
+		return false, err
 	}
 	if err := c.readers(c.ctx, v.object); err != nil {
 		return false, err
 	}
-	err = c.share.Remove(c.ctx, c.path(v.SubDir))
-	if errors.Is(err, client.ErrNotEmpty) || errors.Is(err, client.ErrShared) {
-		return false, c.notReplaced(v)
-	} else if err != nil {
-		return false, err
+	if !gone {
+		err = c.share.Remove(c.ctx, c.path(v.SubDir))
+		if errors.Is(err, client.ErrNotEmpty) || errors.Is(err, client.ErrShared) {
+			return false, nil
+		}
 	}
-	c.untouched = true
-	return true, errors.Join(c.remove(c.ctx, c.recordPath(volumesDir, v.key)), c.forgetCopies(c.ctx, v.object))
+	if err == nil {
+		c.untouched = true
+		err = c.forget(c.ctx, v)
+	}
+	c.keep = err != nil && !leavesNothing(err)
+	return err == nil, err
 }
 
-// notReplaced returns an error if a process that has ended may have removed the directory of v, and
-// another program has made the present one since: the server made it after the record.
-func (c *claim) notReplaced(v *volume) error {
-	if len(c.files) == 1 {
-		return nil
+// isGone reports whether v, which is ready, has no directory: the path is free, or an earlier call
+// or a person has removed the directory, and another volume has the path since. Errors:
+// backend.ErrPrecondition if the directory may be that of another program.
+func (c *claim) isGone(v *volume) (bool, error) {
+	dir, err := c.share.Stat(c.ctx, c.path(v.SubDir))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return true, nil
+	case err != nil:
+		return false, err
+	case !dir.Dir || dir.Link:
+		return false, c.notDirectory(v)
 	}
-	r, err := c.share.Stat(c.ctx, c.recordPath(volumesDir, v.key))
-	if err != nil {
+	newer, err := c.isNewer(c.ctx, v, dir)
+	if err != nil || !newer {
+		return false, err
+	}
+	switch err := c.overlaps(c.ctx, v); {
+	case errors.Is(err, errOverlap):
+		return true, nil
+	case err != nil:
+		return false, err
+	case len(c.files) > 1: // an earlier process may have removed the directory
+		return false, fmt.Errorf("%w: %s is newer than the record of its volume: move the directory away if it is "+
+			"not the volume's", backend.ErrPrecondition, c.where(v))
+	}
+	return false, nil
+}
+
+// notDirectory is the error for a volume in whose place there is something else.
+func (s *store) notDirectory(v *volume) error {
+	return fmt.Errorf("%w: %s is not a directory: move it away", backend.ErrPrecondition, s.where(v))
+}
+
+// forget removes the record of v, whose directory is gone or stays.
+func (s *store) forget(ctx context.Context, v *volume) error {
+	if err := s.remove(ctx, s.recordPath(volumesDir, v.key)); err != nil {
 		return err
 	}
-	dir, err := c.share.Stat(c.ctx, c.path(v.SubDir))
-	if err == nil && dir.Created.After(r.Created) {
-		err = fmt.Errorf("%w: %s is newer than the record of its volume: move the directory away if it is not the "+
-			"volume's", backend.ErrPrecondition, c.where(v))
-	}
-	return err
+	return s.forgetCopies(ctx, v.object)
 }
 
 // target returns the unique path in the store to which the directory of a deleted volume moves, or
@@ -151,10 +185,7 @@ func (s *store) finishDelete(ctx context.Context, v *volume, first bool) error {
 			return err
 		}
 	}
-	if err := s.remove(ctx, s.recordPath(volumesDir, v.key)); err != nil {
-		return err
-	}
-	return s.forgetCopies(ctx, v.object)
+	return s.forget(ctx, v)
 }
 
 // hasBegun reports whether an earlier attempt has moved or removed the directory of v. A directory
@@ -166,15 +197,16 @@ func (s *store) hasBegun(ctx context.Context, v *volume, first bool) (bool, erro
 	if _, err := s.share.Stat(ctx, s.path(v.Target)); !errors.Is(err, fs.ErrNotExist) {
 		return err == nil, err
 	}
-	r, err := s.share.Stat(ctx, s.recordPath(volumesDir, v.key))
-	if err != nil {
-		return false, err
-	}
 	dir, err := s.share.Stat(ctx, s.path(v.SubDir))
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return true, nil
+	case err != nil:
+		return false, err
+	case !dir.Dir || dir.Link:
+		return false, s.notDirectory(v)
 	}
-	return err == nil && dir.Created.After(r.Created), err
+	return s.isNewer(ctx, v, dir)
 }
 
 // moveOrRemove removes the directory of v if it is empty and not archived, or moves it.
@@ -193,11 +225,8 @@ func (s *store) moveOrRemove(ctx context.Context, v *volume) error {
 
 // forgetCopies removes the directory of the markers of copies of an object that is deleted.
 func (s *store) forgetCopies(ctx context.Context, o object) error {
-	err := s.share.Remove(ctx, s.meta(workDir, readersOf(o)))
-	if errors.Is(err, client.ErrNotEmpty) { // of a process that has ended
-		return nil
-	}
-	return err
+	// Not empty: of a process that has ended.
+	return ignore(s.share.Remove(ctx, s.meta(workDir, readersOf(o))), client.ErrNotEmpty)
 }
 
 // move moves a directory of the store, if it exists.
@@ -307,22 +336,88 @@ func (s *store) removeTrash(ctx context.Context, name string) error {
 	return s.share.RemoveTree(ctx, s.meta(trashDir, name))
 }
 
-// sweep removes entries in the directory of markers that have not changed for a day, by the clock
-// of the server: another file of the directory shows it.
+// markerAge is the time after which a marker that has not changed is removed. It is long: the
+// markers of a call tell its repetition what may have happened.
+const markerAge = 24 * time.Hour
+
+// sweep removes entries in the directory of markers that have not changed for long, by the clock of
+// the server: another file of the directory shows it.
 func (s *store) sweep(ctx context.Context) error {
-	var newest time.Time
-	var entries []client.Entry
-	err := s.share.List(ctx, s.meta(workDir), func(e client.Entry) error {
+	entries, newest, err := s.markers(ctx, "")
+	if err != nil {
+		return err
+	}
+	names := map[string]bool{}
+	for _, e := range entries {
+		names[e.Name] = true
+	}
+	for _, e := range entries {
+		head, _, succeeds := strings.Cut(e.Name, "~")
+		switch {
+		case newest.Sub(e.Modified) <= markerAge:
+		case succeeds && names[head]: // removed with the head of its chain
+		case e.Dir:
+			err = s.sweepCopies(ctx, e.Name, newest)
+		case succeeds, strings.Contains(e.Name, "."): // of a record that was not written
+			err = s.remove(ctx, s.meta(workDir, e.Name))
+		default:
+			err = s.sweepMarker(ctx, e.Name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// markers lists the entries of a directory in that of markers, with the time of the newest.
+func (s *store) markers(ctx context.Context, dir string) (entries []client.Entry, newest time.Time, err error) {
+	err = s.share.List(ctx, s.meta(workDir, dir), func(e client.Entry) error {
 		entries = append(entries, e)
 		if e.Modified.After(newest) {
 			newest = e.Modified
 		}
 		return nil
 	})
-	for _, e := range entries {
-		if err == nil && newest.Sub(e.Modified) > 24*time.Hour {
-			err = s.share.RemoveTree(ctx, s.meta(workDir, e.Name))
+	return entries, newest, err
+}
+
+// sweepMarker removes the markers of an object that has no record, if their process has ended. With
+// a record, the next call for the object removes them.
+func (s *store) sweepMarker(ctx context.Context, name string) error {
+	for _, dir := range []string{volumesDir, snapshotsDir} {
+		if _, err := s.share.Stat(ctx, s.recordPath(dir, name)); !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
+	}
+	c, err := s.tryClaim(ctx, name, false)
+	if c != nil {
+		c.release(ctx)
+	}
+	return err
+}
+
+// sweepCopies removes the old markers of copies of an object, and their directory if it is empty.
+// The directory does not change when a marker in it is written.
+func (s *store) sweepCopies(ctx context.Context, name string, newest time.Time) error {
+	entries, _, err := s.markers(ctx, name)
+	if err != nil {
+		return ignore(err, fs.ErrNotExist)
+	}
+	for _, e := range entries {
+		if newest.Sub(e.Modified) > markerAge {
+			if err := s.remove(ctx, s.meta(workDir, name, e.Name)); err != nil {
+				return err
+			}
+		}
+	}
+	return ignore(s.share.Remove(ctx, s.meta(workDir, name)), client.ErrNotEmpty)
+}
+
+// ignore returns err unless it is target.
+func ignore(err, target error) error {
+	if errors.Is(err, target) {
+		return nil
 	}
 	return err
 }

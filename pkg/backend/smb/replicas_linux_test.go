@@ -185,6 +185,18 @@ var interrupted = map[string]struct {
 			}
 		},
 	},
+	"Create directly in the source": {
+		call: func(w *world, b *Backend, _ string) (string, error) {
+			v, err := b.Create(context.Background(), w.request("pvc-1"))
+			return v.ID, err
+		},
+		check: func(w *world, b *Backend, id string) {
+			if _, err := os.Stat(w.path("pvc-1")); err != nil {
+				w.Error(err)
+			}
+			deleteUntil(w, b, id)
+		},
+	},
 	"Clone": {
 		prepare: source,
 		call: func(w *world, b *Backend, id string) (string, error) {
