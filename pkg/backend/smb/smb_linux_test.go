@@ -1,6 +1,7 @@
 package smb
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,6 +29,11 @@ type world struct {
 
 func TestMain(m *testing.M) {
 	mounter.Main()
+	// They wait for most of their time. flag.Set would make Ginkgo refuse csi-sanity.
+	if err := flag.Lookup("test.parallel").Value.Set("8"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	os.Exit(m.Run())
 }
 
