@@ -258,10 +258,11 @@ func (s *store) isOurs(ctx context.Context, v *volume, dir client.Entry, file st
 }
 
 // isNewer reports whether the server made a directory after the record of v, which was written when
-// the directory of v existed.
+// the directory of v existed. The time of the write counts: on NTFS a file that replaces another has
+// the creation time of the other (tunneling).
 func (s *store) isNewer(ctx context.Context, v *volume, dir client.Entry) (bool, error) {
 	r, err := s.share.Stat(ctx, s.recordPath(volumesDir, v.key))
-	return err == nil && dir.Created.After(r.Created), err
+	return err == nil && dir.Created.After(r.Modified), err
 }
 
 func (s *store) isEmpty(ctx context.Context, dir string) (bool, error) {
