@@ -45,7 +45,7 @@ type claim struct {
 	ctx   context.Context // ends with the call, or when the right may be lost
 	files []string        // paths of the chain, the own marker last
 	began bool            // a process that has ended had begun to make the object
-	keep  bool            // release leaves the markers: it is unknown what the server did last
+	keep  bool            // release leaves the markers: the result of the last request is unknown
 
 	stop func()
 	mu   sync.Mutex

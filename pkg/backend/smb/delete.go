@@ -337,7 +337,7 @@ func (s *store) removeTrash(ctx context.Context, name string) error {
 }
 
 // markerAge is the time after which a marker that has not changed is removed. It is long: the
-// markers of a call tell its repetition what may have happened.
+// repetition of a call reads the markers of the call.
 const markerAge = 24 * time.Hour
 
 // sweep removes entries in the directory of markers that have not changed for long, by the clock of
