@@ -504,6 +504,44 @@ func TestAnOpenFileDoesNotStopTheTrash(t *testing.T) {
 	}
 }
 
+// TestLinksOfTheServerAreNotFollowed: a local user of the server makes links that lead out of a
+// volume. With follow symlinks = no, neither a copy nor the deletion of the volume reaches the files
+// behind them.
+func TestLinksOfTheServerAreNotFollowed(t *testing.T) {
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
+	b := w.open()
+	ctx := context.Background()
+	v, taken := w.create(b, w.claimed("pvc-1")), w.create(b, w.claimed("pvc-2"))
+	if err := errors.Join(os.MkdirAll(w.path("victim", "dir"), 0o777),
+		os.WriteFile(w.path("victim", "dir", "data"), []byte("precious"), 0o666),
+		os.Symlink("../victim", w.path("pvc-1", "dir")), os.Symlink("../victim/dir/data", w.path("pvc-1", "file")),
+		os.Remove(w.path("pvc-2")), os.Symlink("victim", w.path("pvc-2"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Clone(ctx, v.ID, w.claimed("pvc-3")); err != nil {
+		t.Error(err)
+	}
+	if copied, err := os.ReadDir(w.path("pvc-3")); err != nil || len(copied) > 0 {
+		t.Errorf("the clone has %v, %v", copied, err)
+	}
+	if _, err := b.Mount(ctx, taken.ID, backend.Access{}); !errors.Is(err, backend.ErrPrecondition) ||
+		!strings.Contains(err.Error(), "there is no directory") {
+		t.Errorf("Mount of a volume in whose place there is a link: %v", err)
+	}
+	for _, v := range []backend.Volume{v, taken} {
+		if err := b.Delete(ctx, v.ID, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
+		t.Error(err)
+	}
+	w.holds("precious", "victim", "dir", "data")
+	if _, err := os.Lstat(w.path("pvc-2")); err != nil {
+		t.Errorf("the link in the place of a volume: %v", err)
+	}
+}
+
 func TestHealth(t *testing.T) {
 	server := smbtest.Serve(t)
 	w := newWorld(t, server, smbtest.Share)
