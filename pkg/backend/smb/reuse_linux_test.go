@@ -89,18 +89,25 @@ var reused = map[string]struct {
 	},
 	"Delete of an empty volume": {
 		prepare: func(w *world, b *Backend) (string, error) {
-			v, err := b.Create(context.Background(), w.request("old", subDirKey, "x"))
-			return v.ID, err
+			return old(w, b)
 		},
 		call: func(_ *world, b *Backend, id string) error { return b.Delete(context.Background(), id, nil) },
 	},
 	"Delete of a volume with data": {
 		prepare: func(w *world, b *Backend) (string, error) {
-			v, err := b.Create(context.Background(), w.request("old", subDirKey, "x"))
-			return v.ID, errors.Join(err, os.WriteFile(w.path("x", "data"), []byte("old"), 0o666))
+			id, err := old(w, b)
+			return id, errors.Join(err, os.WriteFile(w.path("x", "data"), []byte("old"), 0o666))
 		},
 		call: func(_ *world, b *Backend, id string) error { return b.Delete(context.Background(), id, nil) },
 	},
+}
+
+// old creates a volume with the directory "x".
+func old(w *world, b *Backend) (string, error) {
+	v, err := until(w, func() (backend.Volume, error) {
+		return b.Create(context.Background(), w.request("old", subDirKey, "x"))
+	})
+	return v.ID, err
 }
 
 // TestADirectoryIsUsedAgain: a call is interrupted at each step, another volume with the same
@@ -171,7 +178,9 @@ func useAgain(t *testing.T, server *smbtest.Server, step int, killed bool, subDi
 	if step%2 == 1 {
 		write()
 	}
-	if err := third.emptyTrashNow(context.Background(), w.parsed(), nil); err != nil {
+	if _, err := until(t, func() (struct{}, error) {
+		return struct{}{}, third.emptyTrashNow(context.Background(), w.parsed(), nil)
+	}); err != nil {
 		t.Errorf("step %d: %v", step, err)
 	}
 	third.Close()
