@@ -48,7 +48,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/manifests":      {[]string{"sigs.k8s.io/yaml"}, logging},
 	"internal/namespace":      {nil, logging},
 	"internal/regular":        {nil, logging},
-	"internal/smbtest":        {[]string{module + "internal/namespace"}, logging},
+	"internal/smbtest":        {[]string{"github.com/cloudsoda/go-smb2", module + "internal/namespace"}, logging},
 	"internal/sized":          {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
 	"internal/testdisk":       {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"internal/unprivileged":   {nil, logging},

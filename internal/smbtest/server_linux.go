@@ -2,6 +2,7 @@ package smbtest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -15,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	smb2 "github.com/cloudsoda/go-smb2"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
@@ -150,7 +153,7 @@ bind interfaces only = yes
 interfaces = 127.0.0.1/8
 disable netbios = yes
 server min protocol = SMB3_00
-server signing = mandatory
+server signing = auto
 passdb backend = tdbsam:%[2]s/private/passdb.tdb
 private dir = %[2]s/private
 lock directory = %[2]s/lock
@@ -248,9 +251,9 @@ func (s *Server) Restart() error {
 	}()
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port))
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		conn, err := net.DialTimeout("tcp", address, time.Second)
+		err := s.logIn(address)
 		if err == nil {
-			return conn.Close()
+			return nil
 		}
 		select {
 		case <-ended:
@@ -261,6 +264,21 @@ func (s *Server) Restart() error {
 			return fmt.Errorf("smbd does not answer: %w", err)
 		}
 	}
+}
+
+// logIn opens a session with a share, and ends it. smbd accepts connections shortly before it can
+// serve them.
+func (s *Server) logIn(address string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	d := smb2.Dialer{Initiator: &smb2.NTLMInitiator{User: s.User, Password: s.Password}}
+	session, err := d.Dial(ctx, address)
+	if err != nil {
+		return err
+	}
+	session = session.WithContext(ctx)
+	_, err = session.Mount(Share)
+	return errors.Join(err, session.Logoff())
 }
 
 // Silence stops the server: connections stay open, and nothing answers.
