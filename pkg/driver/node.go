@@ -81,9 +81,9 @@ func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) 
 	if err := mounter.CheckOptions(mount.Kind, mount.FSType, mount.Options); err != nil {
 		return err
 	}
-	st := stagingRecord{VolumeID: id, Capability: vc.digest(), PublishContext: publishContext,
-		Mount: newStagedMount(mount)}
 	old, wasRecorded := n.records.at(path)
+	st := stagingRecord{VolumeID: id, Capability: vc.digest(), PublishContext: publishContext,
+		Mount: newStagedMount(mount), OldCredentials: old.OldCredentials}
 	if wasRecorded && !old.sameUse(st) {
 		if occupied, err := n.mounter.Occupied(ctx, path); err != nil {
 			return err
@@ -99,11 +99,10 @@ func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) 
 		return err
 	}
 	crashpoint.Reached("stage:recorded")
+	_, known := n.renewals.changed(path, vc.Secrets)
 	err = n.mounter.Mount(ctx, mount, path)
-	if errors.Is(err, mounter.ErrCredentials) { // the mount keeps those that it has
-		err = nil
-	}
-	if err != nil {
+	kept := errors.Is(err, mounter.ErrCredentials)
+	if err != nil && !kept {
 		if occupied, look := n.mounter.Occupied(ctx, path); look == nil && (!occupied || wasRecorded) {
 			err = errors.Join(err, forget())
 		}
@@ -111,7 +110,7 @@ func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) 
 	}
 	crashpoint.Reached("stage:mounted")
 	n.records.setLive(path, true)
-	n.renewals.staged(path, vc.Secrets)
+	n.renewed(path, vc.Secrets, known, err)
 	return n.growToSize(ctx, mount, path)
 }
 

@@ -157,8 +157,22 @@ func (n *node) renew(ctx context.Context, req *csi.NodePublishVolumeRequest, vc 
 	if err == nil && mount.Credentials != (mounter.Credentials{}) {
 		err = n.mounter.Mount(ctx, mount, path)
 	}
-	if errors.Is(err, mounter.ErrCredentials) && !known { // they may be those that the mount has
-		err = nil
+	n.renewed(path, req.GetSecrets(), known, err)
+}
+
+// renewed records the result err of a change of the secrets of the mount at a staging path. known
+// reports that this process knew the secrets of the mount. The staging record remembers that the
+// kernel has kept the old ones: the next process cannot compare them.
+func (n *node) renewed(path string, secrets map[string]string, known bool, err error) {
+	st, recorded := n.records.at(path)
+	kept := errors.Is(err, mounter.ErrCredentials)
+	if kept && !known && !st.OldCredentials { // they may be those that the mount has
+		kept, err = false, nil
 	}
-	n.renewals.done(path, req.GetSecrets(), err)
+	if recorded && st.OldCredentials != kept && (kept || err == nil) {
+		st.OldCredentials = kept
+		_, failed := n.records.put(path, st)
+		err = errors.Join(err, failed)
+	}
+	n.renewals.done(path, secrets, err)
 }

@@ -26,9 +26,6 @@ type renewal struct {
 	condition *backend.Condition // of the last change, if it failed
 }
 
-// staged records the secrets with which a volume was staged.
-func (r *renewals) staged(path string, secrets map[string]string) { r.done(path, secrets, nil) }
-
 // changed reports whether the secrets of a repeated publish differ from those that the volume at
 // the staging path has. known is false if its secrets are not known: the driver was started again.
 func (r *renewals) changed(path string, secrets map[string]string) (changed, known bool) {

@@ -188,6 +188,46 @@ func TestARepeatedPublishChangesThePassword(t *testing.T) {
 	d.want(codes.OK, v.unstage())
 }
 
+// A kernel that keeps the password of a mount is a condition of the volume, also in the next process
+// of the driver, until the volume is staged with the new password.
+func TestAPasswordThatTheKernelKeeps(t *testing.T) {
+	s, d, v := startWithShares(t)
+	d.mounter.(*mounter.Fake).Keeps = true
+	d.want(codes.OK, v.stageWith("first-password"))
+	d.want(codes.OK, v.publish("one"))
+	d.restart()
+	d.want(codes.OK, v.publish("one", withPassword("first-password")))
+	if got := v.volumeReasons(); got != "" {
+		t.Errorf("with the password of the mount: conditions %q", got)
+	}
+	s.set(func(s *shareStorage) { s.password = "second-password" })
+	check := func(after string) {
+		t.Helper()
+		if got := v.volumeReasons(); got != "CredentialsNotChanged" {
+			t.Errorf("after %s: conditions %q, want CredentialsNotChanged", after, got)
+		}
+	}
+	d.want(codes.OK, v.publish("one", withPassword("second-password")))
+	check("a publish")
+	d.want(codes.OK, v.stageWith("second-password"))
+	check("a repeated stage")
+	d.restart()
+	d.want(codes.OK, v.publish("one", withPassword("second-password")))
+	check("a restart")
+	d.restart()
+	d.want(codes.OK, v.stageWith("second-password"))
+	check("a restart and a repeated stage")
+	d.want(codes.OK, v.unpublish("one"))
+	d.want(codes.OK, v.unstage())
+	d.want(codes.OK, v.stageWith("second-password"))
+	d.want(codes.OK, v.publish("one", withPassword("second-password")))
+	if got := v.volumeReasons(); got != "" {
+		t.Errorf("after a new stage: conditions %q", got)
+	}
+	d.want(codes.OK, v.unpublish("one"))
+	d.want(codes.OK, v.unstage())
+}
+
 func TestTheGroupOfAVolume(t *testing.T) {
 	_, d, v := startWithShares(t)
 	group := func(gid string) *csi.VolumeCapability {

@@ -29,6 +29,10 @@ type stagingRecord struct {
 
 	// Mount is nil in the records of releases that did not remember it.
 	Mount *stagedMount `json:"mount,omitempty"`
+
+	// OldCredentials reports that the secrets of the volume have changed and that the kernel could
+	// not give them to the mount.
+	OldCredentials bool `json:"oldCredentials,omitempty"`
 }
 
 // publishContextText returns a publish context in the form of a record.
@@ -201,7 +205,7 @@ func (s *stagingRecords) setLive(path string, live bool) {
 // put writes a record, and returns a function that restores the previous state.
 func (s *stagingRecords) put(path string, st stagingRecord) (undo func() error, err error) {
 	old, was := s.at(path)
-	if was && old.sameUse(st) && old.Mount.equal(st.Mount) {
+	if was && old.sameUse(st) && old.Mount.equal(st.Mount) && old.OldCredentials == st.OldCredentials {
 		return func() error { return nil }, nil
 	}
 	if err := s.write(path, st); err != nil {

@@ -22,6 +22,7 @@ type Fake struct {
 	Err      error              // if set, every call that changes something returns it and changes nothing
 	Capacity Usage              // the result of Usage
 	Failures map[string]Failure // the result of Failing, for images that are mounted
+	Keeps    bool               // a mounted Share keeps its credentials, as with Linux before 6.9
 
 	dir    string
 	images locks[string] // by source
@@ -128,6 +129,9 @@ func (f *Fake) put(m Mount, at fs.FileInfo, path string) error {
 	switch {
 	case mounted && equal(old, m):
 		if m.Kind == Share && m.Credentials != (Credentials{}) {
+			if f.Keeps && m.Credentials != old.Credentials {
+				return fmt.Errorf("%w: %s", ErrCredentials, path)
+			}
 			old.Credentials = m.Credentials
 			f.mounts[path] = old
 		}
