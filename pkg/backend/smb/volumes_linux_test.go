@@ -301,7 +301,7 @@ func TestStaticVolumes(t *testing.T) {
 		t.Errorf("Mount = %+v", m)
 	}
 	slices.Sort(m.Options)
-	if want := []string{"dir_mode=0700", "file_mode=0777", "hard", "mfsymlinks", "nosharesock", "seal", "uid=1000",
+	if want := []string{"dir_mode=0700", "file_mode=0777", "hard", "mfsymlinks", "nosharesock", "seal", "sign", "uid=1000",
 		"vers=3"}; !slices.Equal(m.Options, want) {
 		t.Errorf("options %v, want %v", m.Options, want)
 	}
@@ -351,8 +351,9 @@ func TestOwnedGivesFilesToAGroup(t *testing.T) {
 	if err := mounter.CheckOptions(mounter.Share, "", got.Options); err != nil {
 		t.Error(err)
 	}
-	if _, err := new(Backend).Owned(mounter.Mount{Options: []string{"gid=1"}}, 4242); !errors.Is(err, backend.ErrInvalid) {
-		t.Errorf("with the mount option gid: %v", err)
+	own := mounter.Mount{Options: []string{"gid=1", "file_mode=0600"}}
+	if got, err := new(Backend).Owned(own, 4242); err != nil || !slices.Equal(got.Options, own.Options) {
+		t.Errorf("with the mount option gid: %v, %v", got.Options, err)
 	}
 }
 
