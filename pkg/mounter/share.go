@@ -195,7 +195,7 @@ var shareOptions = map[string]*regexp.Regexp{
 	"sec":      regexp.MustCompile(`^(krb5|ntlmssp)$`),
 	"context":  regexp.MustCompile(`^[A-Za-z0-9_]+(:[A-Za-z0-9_.,-]+){2,4}$`),
 	"forceuid": nil, "forcegid": nil, "noperm": nil, "mfsymlinks": nil, "nobrl": nil, "serverino": nil,
-	"noserverino": nil, "seal": nil, "soft": nil, "hard": nil, "nosharesock": nil, "guest": nil,
+	"noserverino": nil, "seal": nil, "sign": nil, "soft": nil, "hard": nil, "nosharesock": nil, "guest": nil,
 }
 
 var (

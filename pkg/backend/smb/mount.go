@@ -160,6 +160,9 @@ func mountOf(source mounter.ShareSource, volumeContext map[string]string, a back
 	if volumeContext[encryptKey] == "true" {
 		add = append(add, "seal")
 	}
+	if !login.Guest { // a guest has no key for signatures
+		add = append(add, "sign")
+	}
 	m := mounter.Mount{Kind: mounter.Share, Source: source.String(), ReadOnly: a.ReadOnly}
 	switch {
 	case login.Guest:
@@ -198,11 +201,11 @@ func has(options []string, o string) bool {
 }
 
 // Owned returns m with options that give all files to a group. The modes of a class keep the rights
-// of others, and the group gets at least reading and writing.
+// of others, and the group gets at least reading and writing. The mount option gid of a class takes
+// precedence over the group of a pod.
 func (b *Backend) Owned(m mounter.Mount, gid uint32) (mounter.Mount, error) {
 	if has(m.Options, "gid") {
-		return m, fmt.Errorf("%w: the class has the mount option gid, and the pod has an fsGroup: remove one",
-			backend.ErrInvalid)
+		return m, nil
 	}
 	options := []string{fmt.Sprintf("gid=%d", gid), "forcegid"}
 	for _, o := range m.Options {

@@ -237,13 +237,15 @@ func (n *node) execute(name string, args ...string) {
 	}
 }
 
-// connections returns the numbers of connections and sessions of the kernel with servers.
-func (n *node) connections() (connections, sessions int) {
+// connections returns the numbers of connections, sessions and signed sessions of the kernel with
+// servers. The servers do not demand signatures.
+func (n *node) connections() (connections, sessions, signed int) {
 	n.Helper()
 	text, err := os.ReadFile("/proc/fs/cifs/DebugData")
 	n.ok(err)
 	return len(regexp.MustCompile(`(?m)ConnectionId:`).FindAllString(string(text), -1)),
-		len(regexp.MustCompile(`SessionId:`).FindAllString(string(text), -1))
+		len(regexp.MustCompile(`SessionId:`).FindAllString(string(text), -1)),
+		len(regexp.MustCompile(`SessionId:.* signed`).FindAllString(string(text), -1))
 }
 
 func (n *node) sharesSessions() {
@@ -261,7 +263,10 @@ func (n *node) sharesSessions() {
 		}
 		all = append(all, v)
 	}
-	connections, sessions := n.connections()
+	connections, sessions, signed := n.connections()
+	if signed != sessions {
+		n.Errorf("%d of %d sessions are signed", signed, sessions)
+	}
 	n.Logf("%d volumes: %d connections, %d sessions", volumes, connections, sessions)
 	if connections != 1 || sessions != 1 {
 		n.Errorf("%d volumes have %d connections and %d sessions, want 1 and 1", volumes, connections, sessions)

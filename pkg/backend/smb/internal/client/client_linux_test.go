@@ -4,15 +4,19 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -411,6 +415,71 @@ func TestARestartedServer(t *testing.T) {
 	s.Stat(ctx, "file") // may see the end of the connection
 	if got, err := s.Read(ctx, "file", 10); err != nil || string(got) != "x" {
 		t.Errorf("after the restart: %q, %v", got, err)
+	}
+}
+
+// TestMessagesAreSigned: somebody on the way changes the answers of a server that does not demand
+// signatures. The client notices that.
+func TestMessagesAreSigned(t *testing.T) {
+	b := serve(t)
+	b.file("file", []byte("precious"))
+	proxy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proxy.Close()
+	var forged atomic.Int64
+	go func() {
+		for {
+			conn, err := proxy.Accept()
+			if err != nil {
+				return
+			}
+			go forward(conn, fmt.Sprint("127.0.0.1:", b.Port), &forged)
+		}
+	}()
+	source := b.source(smbtest.Share)
+	source.Port = proxy.Addr().(*net.TCPAddr).Port
+	s, err := b.pool.Open(context.Background(), source, b.login(), Calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Release()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	content, err := s.Read(ctx, "file", 100)
+	if err == nil || forged.Load() == 0 {
+		t.Errorf("with %d forged answers: %q, %v", forged.Load(), content, err)
+	}
+}
+
+// forward passes messages between a client and a server, and changes the data of answers to READ.
+// Each message has its length in four bytes before it. [MS-SMB2] 2.1, 2.2.1, 2.2.20.
+func forward(client net.Conn, address string, forged *atomic.Int64) {
+	const command, read = 12, 8 // offset of the command in the header; READ
+	defer client.Close()
+	server, err := net.Dial("tcp", address)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go io.Copy(server, client)
+	for {
+		length := make([]byte, 4)
+		if _, err := io.ReadFull(server, length); err != nil {
+			return
+		}
+		message := make([]byte, binary.BigEndian.Uint32(length))
+		if _, err := io.ReadFull(server, message); err != nil {
+			return
+		}
+		if len(message) > command && message[command] == read {
+			message[len(message)-1] ^= 1
+			forged.Add(1)
+		}
+		if _, err := client.Write(append(length, message...)); err != nil {
+			return
+		}
 	}
 }
 
