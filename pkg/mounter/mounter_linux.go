@@ -45,6 +45,8 @@ type linux struct {
 	unmountSlots *fair.Slots // of the helpers for unmounts of shares, which a silent server must not delay
 	shares       shares
 	secrets      secrets
+	usages       usages
+	silent       silence
 	paths        locks[string] // held by calls that mount or unmount a path, until their helpers have ended
 	stalls       stalls
 	checks       *fair.Slots   // for e2fsck and resize2fs
@@ -720,7 +722,7 @@ func (l *linux) Usage(ctx context.Context, path string) (Usage, error) {
 		if share, err := l.shareAt(at); err != nil {
 			return Usage{}, err
 		} else if share != nil {
-			return l.shareUsage(ctx, p, share)
+			return l.shareUsage(ctx, p, at, share)
 		}
 	}
 	var st unix.Statfs_t

@@ -336,7 +336,7 @@ func TestFakeFailsOnDemand(t *testing.T) {
 func FuzzCheckOptions(f *testing.F) {
 	for _, o := range []string{
 		"ro", "noexec", "password=x", "bind", "", "ro,dev", "remount", "\x00", "logdev=/dev/sda", "discard", "xfs",
-		"nfs",
+		"nfs", "gid=4242", "context=system_u:object_r:container_file_t:s0:c1,c2", "ip=10.0.0.1", "file_mode=0660,uid=0",
 	} {
 		f.Add(o)
 	}
@@ -358,6 +358,17 @@ func FuzzCheckOptions(f *testing.F) {
 		if err := CheckOptions(Image, o, nil); slices.Contains(FSTypes(), o) && err != nil ||
 			!slices.Contains(FSTypes(), o) && !errors.Is(err, ErrFormat) {
 			t.Errorf("CheckOptions of an image with %q = %v", o, err)
+		}
+		err := CheckOptions(Share, "", []string{o})
+		if listed := slices.Contains(directoryOptions, o) || isShareOption(o); listed && err != nil ||
+			!listed && !errors.Is(err, ErrOption) {
+			t.Errorf("CheckOptions(%q) of a share = %v", o, err)
+		}
+		name, _, _ := strings.Cut(o, "=")
+		for _, never := range []string{"user", "pass", "cred", "domain", "ip", "addr", "unc", "source", "prefix", "port"} {
+			if err == nil && (strings.HasPrefix(name, never) || strings.ContainsAny(o, "\n\x00 \"'")) {
+				t.Errorf("a share may have the option %q", o)
+			}
 		}
 		const secret = "\u2603\u2603"
 		if err := CheckOptions(Directory, "", []string{o + secret}); err == nil ||

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -24,10 +27,16 @@ import (
 const (
 	cifs = "cifs" // type of the filesystem, as fsopen(2) and mountinfo name it
 
-	// shareLimit bounds the mount of a share and the read of its usage, if the context does not.
+	// shareLimit bounds the mount of a share, if the context does not.
 	shareLimit = time.Minute
+	// usageLimit bounds the read of the usage of a share.
+	usageLimit = 10 * time.Second
 	// unmountLimit bounds the unmount of a share, after which the mount is detached.
 	unmountLimit = 5 * time.Second
+	// unmountWait bounds the wait of an unmount for its helper.
+	unmountWait = 3 * time.Second
+	// silentFor is the time for which a server counts as silent after an unmount has not ended.
+	silentFor = time.Minute
 	// reapLimit bounds the wait for the end of a helper after SIGKILL.
 	reapLimit = 2 * time.Second
 )
@@ -146,8 +155,8 @@ func (l *linux) renewShare(ctx context.Context, m Mount, src ShareSource, p path
 		r := shareRequest{Parameters: ownParameters(m), Secret: m.Credentials.Password}
 		err = l.onShare(ctx, src.Server, hold, renewShareTask, r, nil, root)
 		if errors.Is(err, unix.EINVAL) {
-			err = fmt.Errorf("%w: the kernel does not support it (Linux 6.9 does): delete the pods that use the "+
-				"volume, so that it is staged again: %w", ErrCredentials, err)
+			err = fmt.Errorf("%w: %s: delete the pods that use the volume, so that it is staged again: %w",
+				ErrCredentials, l.whyNotRenewed(root, m.Credentials), err)
 		}
 		if err != nil {
 			return false, err
@@ -159,6 +168,19 @@ func (l *linux) renewShare(ctx context.Context, m Mount, src ShareSource, p path
 		return true, unix.Unmount(p.proc(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	}
 	return false, shareError(err)
+}
+
+// whyNotRenewed returns the reason for which the kernel has refused credentials for a mount.
+func (l *linux) whyNotRenewed(root *os.File, c Credentials) string {
+	at, err := statFD(int(root.Fd()))
+	if err == nil {
+		if i, err := l.shareAt(at); err == nil && i != nil {
+			if shown := superOption(i, "username"); shown != c.Username {
+				return fmt.Sprintf("a mount keeps its user %.64q", shown)
+			}
+		}
+	}
+	return "the kernel does not support it (Linux 6.9 does)"
 }
 
 // shareParameters returns the parameters of fsconfig(2) for m.
@@ -234,8 +256,8 @@ func shareError(err error) error {
 }
 
 // unmountShare removes a mount of a share, shown, at p. If the server does not answer for some
-// seconds, the mount is detached: the kernel then ends it without the server. Errors: ErrBusy,
-// ErrStalled.
+// seconds, the mount is detached: the kernel then ends it without the server. Running reads of the
+// usage end first: they keep the mount busy. Errors: ErrBusy, ErrStalled.
 func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, shown *mountinfo.Info,
 	hold *pathLock) error {
 	parent, err := dup(p.parent, p.path)
@@ -243,9 +265,11 @@ func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, shown 
 		return err
 	}
 	defer parent.Close()
+	server := serverOf(shown)
 	unmount := func(flags int) error {
+		l.usages.end(at.mount)
 		r := shareRequest{Name: p.name, Flags: flags}
-		return l.onShare(context.WithoutCancel(ctx), serverOf(shown), hold, unmountShareTask, r, nil, parent)
+		return l.onShare(context.WithoutCancel(ctx), server, hold, unmountShareTask, r, nil, parent)
 	}
 	err = unmount(0)
 	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && wait <= 16*time.Millisecond; wait *= 2 {
@@ -258,8 +282,13 @@ func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, shown 
 		return nil
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("unmount %s: %w", p.path, ErrBusy)
+	case errors.Is(err, errNoSlot) && !l.silent.is(server):
+		return fmt.Errorf("unmount %s: %w: %w", p.path, ErrStalled, err)
+	case errors.Is(err, errNoSlot):
 	case !errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("unmount %s: %w", p.path, err)
+	default:
+		l.silent.set(server)
 	}
 	l.secrets.forget(p.path)
 	if i, err := l.shareAt(at); err != nil || i == nil { // SIGKILL ended the wait, and the mount is gone
@@ -271,8 +300,83 @@ func (l *linux) unmountShare(ctx context.Context, p pathHandle, at state, shown 
 	return nil
 }
 
-// shareUsage returns the usage of a share, shown, at p. Errors: ErrServer.
-func (l *linux) shareUsage(ctx context.Context, p pathHandle, shown *mountinfo.Info) (u Usage, err error) {
+// silence remembers the servers that did not answer an unmount. The zero value is empty and usable.
+type silence struct {
+	mu    sync.Mutex
+	since map[string]time.Time
+}
+
+func (s *silence) set(server string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.since == nil {
+		s.since = map[string]time.Time{}
+	}
+	maps.DeleteFunc(s.since, func(_ string, since time.Time) bool { return time.Since(since) > silentFor })
+	s.since[server] = time.Now()
+}
+
+// is reports whether a server counts as silent.
+func (s *silence) is(server string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	since, ok := s.since[server]
+	return ok && time.Since(since) <= silentFor
+}
+
+// usages are the running reads of the usage of shares, by mount ID. Each keeps its mount busy with a
+// descriptor of the root. The zero value is empty and usable.
+type usages struct {
+	mu      sync.Mutex
+	running map[uint64][]*usageRead
+}
+
+type usageRead struct {
+	cancel context.CancelFunc
+	ended  chan struct{}
+}
+
+// begin returns a context for a read, which ends with an unmount. The caller calls end when the
+// descriptor is closed.
+func (u *usages) begin(ctx context.Context, mount uint64) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	r := &usageRead{cancel, make(chan struct{})}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.running == nil {
+		u.running = map[uint64][]*usageRead{}
+	}
+	u.running[mount] = append(u.running[mount], r)
+	return ctx, func() {
+		cancel()
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		others := slices.DeleteFunc(u.running[mount], func(other *usageRead) bool { return other == r })
+		if u.running[mount] = others; len(others) == 0 {
+			delete(u.running, mount)
+		}
+		close(r.ended)
+	}
+}
+
+// end ends the reads of a mount, and waits until their descriptors are closed.
+func (u *usages) end(mount uint64) {
+	u.mu.Lock()
+	running := slices.Clone(u.running[mount])
+	u.mu.Unlock()
+	for _, r := range running {
+		r.cancel()
+	}
+	for _, r := range running {
+		<-r.ended
+	}
+}
+
+// shareUsage returns the usage of a share, shown, at p. Errors: ErrServer; ErrBusy if an unmount has
+// ended the read.
+func (l *linux) shareUsage(caller context.Context, p pathHandle, at state, shown *mountinfo.Info) (u Usage, err error) {
+	ctx, end := l.usages.begin(caller, at.mount)
+	defer end()
 	fd, err := p.openPath()
 	if err != nil {
 		return u, err
@@ -280,6 +384,9 @@ func (l *linux) shareUsage(ctx context.Context, p pathHandle, shown *mountinfo.I
 	root := os.NewFile(uintptr(fd), p.path)
 	defer root.Close()
 	err = l.onShare(ctx, serverOf(shown), nil, usageTask, shareRequest{}, &u, root)
+	if ctx.Err() != nil && caller.Err() == nil {
+		return u, fmt.Errorf("usage of %s: %w: it is being unmounted", p.path, ErrBusy)
+	}
 	return u, shareError(err)
 }
 

@@ -27,7 +27,7 @@ type shareBench struct {
 }
 
 // options are those that package smb gives each mount.
-var shareTestOptions = []string{"gid=4242", "forcegid", "file_mode=0660", "dir_mode=02770", "mfsymlinks", "seal"}
+var shareTestOptions = []string{"gid=4242", "forcegid", "file_mode=0660", "dir_mode=02770", "mfsymlinks", "seal", "sign"}
 
 // TestShares needs a kernel with cifs, and an SMB server outside.
 func TestShares(t *testing.T) {
@@ -179,6 +179,12 @@ func (b *shareBench) lifecycle() {
 	if others, err := b.OtherTargets(ctx, target); err != nil || !slices.Equal(others, []string{reader, staging}) {
 		b.Errorf("other targets %q, %v", others, err)
 	}
+	encrypted := m // a share whose server demands encryption
+	encrypted.Source = "//" + b.Address + "/" + smbtest.Encrypted
+	encrypted.Options = slices.DeleteFunc(slices.Clone(m.Options), func(o string) bool { return o == "seal" })
+	b.ok(b.Mount(ctx, encrypted, b.at("encrypted")))
+	b.ok(os.WriteFile(filepath.Join(b.at("encrypted"), "file"), []byte("data"), 0o600))
+	b.ok(b.Remove(ctx, b.at("encrypted")))
 	other := m
 	other.Options = slices.Concat([]string{"gid=4243"}, shareTestOptions[1:])
 	if err := b.Mount(ctx, other, staging); !errors.Is(err, ErrConflict) {
@@ -220,6 +226,9 @@ func (b *shareBench) refused() {
 		"another user's share": {func(m *Mount) { m.Source = "//" + b.Address + "/denied" }, ErrAccess},
 		"the parent directory": {func(m *Mount) { m.Source += "/.." }, ErrPath},
 		"an unknown option":    {func(m *Mount) { m.Options = []string{"ip=10.0.2.3"} }, ErrOption},
+		"an option that this kernel refuses": {func(m *Mount) {
+			m.Options = []string{"context=system_u:object_r:container_file_t:s0"}
+		}, ErrOption},
 		"a line break": {func(m *Mount) { m.Credentials.Username = "nobody\nusername=alice" },
 			ErrOption},
 		"an option in the user name": {func(m *Mount) { m.Credentials.Username += ",uid=4321" }, ErrAccess},
@@ -272,8 +281,19 @@ func (b *shareBench) silent() {
 	if _, err := os.Lstat(b.at("other")); !errors.Is(err, fs.ErrNotExist) {
 		b.Errorf("a mount that was given up left its directory: %v", err)
 	}
+	read := make(chan error, 1) // keeps the mount busy until Remove ends it
+	go func() {
+		_, err := b.Usage(ctx, target)
+		read <- err
+	}()
+	for busy := 0; busy == 0; time.Sleep(10 * time.Millisecond) {
+		busy, _ = b.shareHelpers.Busy()
+	}
 	for _, path := range []string{target, b.at("second"), staging} {
 		b.ok(b.within(30*time.Second, "Remove", func(ctx context.Context) error { return b.Remove(ctx, path) }))
+	}
+	if err := <-read; !errors.Is(err, ErrBusy) {
+		b.Errorf("the usage of a share that is unmounted: %v, want ErrBusy", err)
 	}
 }
 
@@ -283,8 +303,14 @@ func (b *shareBench) killed() {
 	b.ok(b.Mount(ctx, m, staging))
 	b.ok(b.Mount(ctx, m.BindFrom(staging), target))
 	b.ok(os.WriteFile(filepath.Join(target, "before"), []byte("data"), 0o600))
+	other := b.share("vol/sub dir,x")
+	b.ok(b.Mount(ctx, other, b.at("other-staging")))
+	b.ok(b.Mount(ctx, other.BindFrom(b.at("other-staging")), b.at("other-target")))
 	b.ok(b.Do("kill", ""))
 	b.wantMounted(m, staging, true)
+	for _, name := range []string{"other-target", "other-staging"} { // while the server refuses
+		b.ok(b.within(30*time.Second, "Remove", func(ctx context.Context) error { return b.Remove(ctx, b.at(name)) }))
+	}
 	b.ok(b.within(10*time.Second, "a publish", func(ctx context.Context) error {
 		return b.Mount(ctx, m.BindFrom(staging), b.at("second"))
 	}))

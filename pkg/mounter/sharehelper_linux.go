@@ -26,7 +26,7 @@ type shareRequest struct {
 
 // mountShareTask mounts a share on its file, an O_PATH descriptor of a directory. The mount has no
 // path until the last system call, so that a killed helper leaves nothing.
-var mountShareTask = helper.Task{Name: "mount share", Errors: []error{errors.ErrUnsupported},
+var mountShareTask = helper.Task{Name: "mount share", Errors: []error{errors.ErrUnsupported, ErrOption},
 	Run: func(j *helper.Job) (any, error) {
 		var r shareRequest
 		if err := j.Request(&r); err != nil {
@@ -41,7 +41,11 @@ var mountShareTask = helper.Task{Name: "mount share", Errors: []error{errors.Err
 			return nil, fmt.Errorf("fsopen: %w", err)
 		}
 		defer unix.Close(fsys)
-		if err := r.configure(fsys, "password"); err != nil {
+		err = r.configure(fsys, "password")
+		if errors.Is(err, unix.EINVAL) { // such as context= without SELinux, or an option of newer kernels
+			err = fmt.Errorf("%w: this kernel refuses it: %w", ErrOption, err)
+		}
+		if err != nil {
 			return nil, err
 		}
 		if err := unix.FsconfigCreate(fsys); err != nil {
@@ -182,24 +186,33 @@ var (
 	unmountSlots = fair.Limits{Slots: 16, Tenant: 8, Kind: 16}
 )
 
+// errNoSlot reports that helpers which wait for servers leave none for a task.
+var errNoSlot = errors.New("other calls wait for servers that do not answer")
+
 // onShare runs a task on a share of a server in a helper, until the context ends or the limit of
 // the task has passed. files stay the caller's. A helper that has not ended some time after SIGKILL
-// is ErrStalled, and keeps hold.
+// is ErrStalled, and keeps hold. Errors: errNoSlot.
 func (l *linux) onShare(ctx context.Context, server string, hold *pathLock, task helper.Task, r shareRequest,
 	result any, files ...*os.File) error {
-	limit, slots := shareLimit, l.shareSlots
-	if task.Name == unmountShareTask.Name {
-		limit, slots = unmountLimit, l.unmountSlots
+	limit, wait, slots := shareLimit, shareLimit, l.shareSlots
+	switch task.Name {
+	case usageTask.Name:
+		limit = usageLimit
+	case unmountShareTask.Name:
+		limit, wait, slots = unmountLimit, unmountWait, l.unmountSlots
+	}
+	leave := func() {}
+	if r.Flags&unix.MNT_DETACH == 0 {
+		waiting, cancel := context.WithTimeout(ctx, wait)
+		var err error
+		leave, err = slots.Acquire(waiting, fair.Request{Kind: task.Name, Tenant: server, Volume: server})
+		cancel()
+		if err != nil {
+			return fmt.Errorf("%s: %w: %w", task.Name, errNoSlot, waiting.Err())
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	leave := func() {}
-	if r.Flags&unix.MNT_DETACH == 0 {
-		var err error
-		if leave, err = slots.Acquire(ctx, fair.Request{Kind: task.Name, Tenant: server, Volume: server}); err != nil {
-			return fmt.Errorf("%s: other calls wait for server %s: %w", task.Name, server, ctx.Err())
-		}
-	}
 	s, err := l.shareHelpers.Start(task, r, files...)
 	if err != nil {
 		leave()

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/fair"
 )
 
 // silentDir mounts a filesystem that never answers, as a share whose server is silent, and returns
@@ -39,6 +41,34 @@ func rootFile(t *testing.T, path string) *os.File {
 	f := os.NewFile(uintptr(fd), path)
 	t.Cleanup(func() { f.Close() })
 	return f
+}
+
+// TestAnUnmountWithoutAHelper: silent servers have all helpers for unmounts, so nothing is known of
+// another server. An unmount on it does not end as if that server were silent.
+func TestAnUnmountWithoutAHelper(t *testing.T) {
+	b := newRealBench(t)
+	l := b.Host.(*linux)
+	for i := range unmountSlots.Slots {
+		server := fmt.Sprint("silent-", i/unmountSlots.Tenant)
+		leave, err := l.unmountSlots.Acquire(t.Context(), fair.Request{Kind: unmountShareTask.Name, Tenant: server,
+			Volume: server})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer leave()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err := l.onShare(ctx, "alive", nil, unmountShareTask, shareRequest{Name: "none"}, nil, rootFile(t, b.storage))
+	if !errors.Is(err, errNoSlot) {
+		t.Errorf("without a helper: %v, want errNoSlot", err)
+	}
+	if l.silent.is("alive") {
+		t.Error("a server of which nothing is known counts as silent")
+	}
+	if l.silent.set("silent"); !l.silent.is("silent") {
+		t.Error("a silent server does not count as silent")
+	}
 }
 
 // TestASilentServerLeavesHelpers: more calls on a silent server than there are helpers leave

@@ -199,6 +199,16 @@ func parseShown(source string) (ShareSource, error) {
 	return ParseShare(strings.TrimRight(strings.ReplaceAll(source, `\`, "/"), "/"))
 }
 
+// superOption returns the value of an option of the filesystem of a mount in mountinfo, or "".
+func superOption(i *mountinfo.Info, name string) string {
+	for option := range strings.SplitSeq(i.VFSOptions, ",") {
+		if value, ok := strings.CutPrefix(option, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
 // verifySuper compares the options that have a value with those that mountinfo shows. The kernel
 // shows no option of which it does not know the name, and modes without leading zeroes.
 func verifySuper(i *mountinfo.Info, options []string) error {
