@@ -125,6 +125,10 @@ func TestRejectedValues(t *testing.T) {
 		"a source without a share":    {"smb: {shares: {x: {source: //a, guest: true}}}", "/smb/shares/x/source"},
 		"a source that is too long": {"smb: {shares: {x: {source: //a/" + strings.Repeat("b", 70) + ", guest: true}}}",
 			"/smb/shares/x/source"},
+		"a share whose name has a dot":        {"smb: {shares: {a.b: {source: //a/b, guest: true}}}", "invalid propertyName 'a.b'"},
+		"a share whose name ends with a dash": {"smb: {shares: {a-: {source: //a/b, guest: true}}}", "invalid propertyName 'a-'"},
+		"a share whose name is too long for a volume of a pod": {"smb: {shares: {" + strings.Repeat("a", 58) +
+			": {source: //a/b, guest: true}}}", "invalid propertyName"},
 		"a class without credentials": {"smb: {storageClasses: {x: {source: //a/b}}}", "/smb/storageClasses/x"},
 		"an unknown parameter of shares": {
 			"smb: {storageClasses: {x: {source: //a/b, guest: true, parameters: {subdir: x}}}}", "/smb/storageClasses/x"},
@@ -251,7 +255,9 @@ func TestUnusualValues(t *testing.T) {
 		"a size with a fraction":             "tests: {size: 1.5Gi}",
 		"an issuer that is taken back":       "hostpath: {certificates: {issuerRef: null}}",
 		"disks of a cloud that is elsewhere": attachedWith("", ""),
-		"flags of a driver that is off":      "hostpath: {enabled: false, extraArgs: [--peer-client=mine]}",
+		"a share with the longest name": "smb: {enabled: true, shares: {" + strings.Repeat("a", 57) +
+			": {source: //a/b, secretName: c}}}",
+		"flags of a driver that is off": "hostpath: {enabled: false, extraArgs: [--peer-client=mine]}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := renderWith(t, bin, values); err != nil {
@@ -383,7 +389,7 @@ hostpath:
 smb:
   enabled: true
   windows: {enabled: true}
-  snapshotClass: {create: true}
+  snapshotClass: {create: true, controllerSecretName: x}
 networkPolicy: {enabled: true}
 monitoring: {kind: PodMonitor}
 admission: {inline: {maxSize: 2Gi}}
@@ -408,6 +414,12 @@ func TestSecretsOfShares(t *testing.T) {
 			"    b: {source: //b/share, secretName: x, controllerSecretName: other, controllerSecretNamespace: apps}\n" +
 			"    c: {source: //c/share, secretName: x, controllerSecretName: third, controllerSecretNamespace: apps}\n",
 			"Role apps [other third]"},
+		"a class of snapshots with a secret": {sharesValues +
+			"    b: {source: //b/share, secretName: x, controllerSecretName: other, controllerSecretNamespace: apps}\n" +
+			"  snapshotClass: {create: true, controllerSecretName: of-snapshots, controllerSecretNamespace: apps}\n",
+			"Role apps [of-snapshots other]"},
+		"a class of snapshots that is not created": {sharesValues +
+			"  snapshotClass: {create: false, controllerSecretName: of-snapshots}\n", ""},
 		"all secrets": {sharesValues + "  controller: {readAllSecrets: true}\n", "ClusterRole  []"},
 	} {
 		objects, err := renderWith(t, bin, tc.values)
@@ -447,6 +459,82 @@ func TestSecretsOfShares(t *testing.T) {
 		if want := []string{"smb/controller.yaml 1"}; !slices.Equal(mounts, want) {
 			t.Errorf("%s: the secret of the share is in %v, want %v", name, mounts, want)
 		}
+	}
+}
+
+// TestSecretOfSnapshots: the class of snapshots names a secret for each call about a snapshot, only if
+// the values have a secret.
+func TestSecretOfSnapshots(t *testing.T) {
+	bin := programs(t)
+	for values, want := range map[string]map[string]string{
+		"{create: true}": nil,
+		"{create: true, controllerSecretName: x}": {
+			"csi.storage.k8s.io/snapshotter-secret-name":           "x",
+			"csi.storage.k8s.io/snapshotter-secret-namespace":      "causeway",
+			"csi.storage.k8s.io/snapshotter-list-secret-name":      "x",
+			"csi.storage.k8s.io/snapshotter-list-secret-namespace": "causeway"},
+		"{create: true, controllerSecretName: x, controllerSecretNamespace: apps}": {
+			"csi.storage.k8s.io/snapshotter-secret-name":           "x",
+			"csi.storage.k8s.io/snapshotter-secret-namespace":      "apps",
+			"csi.storage.k8s.io/snapshotter-list-secret-name":      "x",
+			"csi.storage.k8s.io/snapshotter-list-secret-namespace": "apps"},
+	} {
+		objects, err := renderWith(t, bin, sharesValues+"  snapshotClass: "+values+"\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, o := range objects {
+			var class struct {
+				Kind       string
+				Parameters map[string]string
+			}
+			if err := yaml.Unmarshal([]byte(o.Text), &class); err != nil {
+				t.Fatal(err)
+			}
+			if class.Kind == "VolumeSnapshotClass" && strings.HasPrefix(o.Source, "smb/") {
+				found = true
+				if !maps.Equal(class.Parameters, want) {
+					t.Errorf("%s: the parameters are %v, want %v", values, class.Parameters, want)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s: there is no class of snapshots", values)
+		}
+	}
+}
+
+// TestClassesThatHelmTestLeavesOut: helm test leaves no data behind, and writes into no directory of
+// an administrator.
+func TestClassesThatHelmTestLeavesOut(t *testing.T) {
+	objects, err := renderWith(t, programs(t), sharesValues+`
+    deletes: {source: //nas/share, secretName: x, parameters: {onDelete: delete, existing: refuse}}
+    retains: {source: //nas/share, secretName: x, parameters: {onDelete: retain}}
+    archives: {source: //nas/share, secretName: x, parameters: {onDelete: archive}}
+    uses: {source: //nas/share, secretName: x, parameters: {subDir: shared, existing: use}}
+    reclaims: {source: //nas/share, secretName: x, reclaimPolicy: Retain}
+    gone: null
+hostpath: {enabled: false}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pods []string
+	for _, o := range objects {
+		var pod core.Pod
+		if !strings.HasPrefix(o.Source, "tests/") {
+			continue
+		}
+		if err := yaml.Unmarshal([]byte(o.Text), &pod); err != nil {
+			t.Fatal(err)
+		}
+		pods = append(pods, pod.Name)
+	}
+	slices.Sort(pods)
+	if want := []string{"causeway-test-a-read", "causeway-test-a-write", "causeway-test-deletes-read",
+		"causeway-test-deletes-write"}; !slices.Equal(pods, want) {
+		t.Errorf("helm test has the pods %v, want %v", pods, want)
 	}
 }
 
