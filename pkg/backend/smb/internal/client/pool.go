@@ -28,9 +28,10 @@ import (
 const (
 	dialLimit    = 5 * time.Second  // of a connection with its log in
 	requestLimit = 30 * time.Second // of a single operation on a server
+	flushLimit   = 2 * time.Minute  // of an operation that waits for the disk of the server
 	idleLimit    = 30 * time.Second // after which an unused session is closed
 	trustLimit   = time.Second      // after which an unused session is verified before its next use
-	echoLimit    = 2 * time.Second  // of that verification, and of a log off
+	echoLimit    = 2 * time.Second  // of that verification, of a log off, and of a close whose call has ended
 )
 
 // smbPort is the port of SMB over TCP.
@@ -51,7 +52,13 @@ type Pool struct {
 	// ends the connection. For tests; nil: not called.
 	Before func(op, path string) error
 
-	digester digester
+	// After is called after each operation that the server has executed with success. Its error is
+	// that of the operation, and ends the connection: the answer of the server was lost. For tests;
+	// nil: not called.
+	After func(op, path string) error
+
+	flushEvery int64 // see flushEvery; tests set another number
+	digester   digester
 
 	mu       sync.Mutex
 	sessions map[key]*session
@@ -88,7 +95,8 @@ type session struct {
 
 // NewPool returns an empty pool. The caller calls Close.
 func NewPool() *Pool {
-	return &Pool{digester: newDigester(), sessions: map[key]*session{}, dialects: map[string]uint16{}}
+	return &Pool{flushEvery: flushEvery, digester: newDigester(), sessions: map[key]*session{},
+		dialects: map[string]uint16{}}
 }
 
 // Close closes all sessions.
@@ -139,10 +147,16 @@ func (p *Pool) session(ctx context.Context, src mounter.ShareSource, login Login
 			}
 		default:
 			p.give(s)
-			return nil, fmt.Errorf("connect to //%s/%s: %w", s.key.address, s.key.share, convert(ctx, s.err))
+			return nil, connectError{fmt.Errorf("connect to //%s/%s: %w", s.key.address, s.key.share,
+				convert(ctx, s.err))}
 		}
 	}
 }
+
+// connectError is the error of a session that could not be opened.
+type connectError struct{ error }
+
+func (e connectError) Unwrap() error { return e.error }
 
 func isContext(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)

@@ -82,16 +82,14 @@ func WithLease(ctx context.Context, valid func() bool) context.Context {
 	return context.WithValue(ctx, leaseKey{}, valid)
 }
 
-// before asks the hook of tests.
-func (s *Share) before(op, path string) error {
-	if s.pool.Before == nil {
+// hook asks a hook of tests, whose error ends the connection of the session.
+func (p *Pool) hook(hook func(op, path string) error, session *session, op, path string) error {
+	if hook == nil {
 		return nil
 	}
-	err := s.pool.Before(op, path)
+	err := hook(op, path)
 	if err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.pool.sever(s.session)
+		p.sever(session)
 	}
 	return err
 }
@@ -106,36 +104,55 @@ func (s *Share) do(ctx context.Context, op, path string, operation func(share *s
 // run is do for an operation that needs the session.
 func (s *Share) run(ctx context.Context, op, path string,
 	operation func(session *session, requests context.Context) error) error {
-	for element := range strings.SplitSeq(path, "/") {
-		if path != "" && !isName(element) {
-			return fmt.Errorf("%w: path %.128q on a share: %.64q is not a name", backend.ErrInvalid, path, element)
-		}
-	}
-	if err := s.before(op, path); err != nil {
+	s.mu.Lock()
+	session := s.session
+	s.mu.Unlock()
+	if err := s.begin(ctx, session, op, path); err != nil {
 		return err
-	}
-	if ctx.Err() != nil { // until would sever the session
-		return ctx.Err()
 	}
 	session, err := s.live(ctx)
 	if err != nil {
 		return err
 	}
+	return s.request(ctx, session, op, path, requestLimit, func(requests context.Context) error {
+		return operation(session, requests)
+	})
+}
+
+// begin checks whether an operation may begin.
+func (s *Share) begin(ctx context.Context, session *session, op, path string) error {
+	if path != "" {
+		if err := checkPath(path); err != nil {
+			return err
+		}
+	}
+	if err := s.pool.hook(s.pool.Before, session, op, path); err != nil {
+		return err
+	}
+	if ctx.Err() != nil { // until would sever the session
+		return ctx.Err()
+	}
+	return treeFailure(ctx)
+}
+
+// request runs an operation on a session. ctx and the limit sever only this session.
+func (s *Share) request(ctx context.Context, session *session, op, path string, limit time.Duration,
+	operation func(requests context.Context) error) error {
 	if valid, ok := ctx.Value(leaseKey{}).(func() bool); ok && !valid() {
 		return fmt.Errorf("%w: %s %q on %s: another process may have the right to it now", backend.ErrUnavailable, op,
 			path, s.Source)
 	}
-	requests, stop := s.pool.until(ctx, session, requestLimit)
+	requests, stop := s.pool.until(ctx, session, limit)
 	defer stop()
-	err = operation(session, requests)
+	err := operation(requests)
+	if err == nil {
+		return s.pool.hook(s.pool.After, session, op, path)
+	}
 	s.pool.fail(session, err)
-	if err != nil && requests.Err() != nil { // else the error of the closed connection
+	if requests.Err() != nil { // else the error of the closed connection
 		err = requests.Err()
 	}
-	if err = convert(ctx, err); err != nil {
-		return fmt.Errorf("%s %q on %s: %w", op, path, s.Source, err)
-	}
-	return nil
+	return fmt.Errorf("%s %q on %s: %w", op, path, s.Source, convert(ctx, err))
 }
 
 // isName reports whether an element of a path names an entry of its directory. Characters that
@@ -143,6 +160,16 @@ func (s *Share) run(ctx context.Context, op, path string,
 func isName(element string) bool {
 	return element != "" && element != "." && element != ".." && utf8.ValidString(element) &&
 		!strings.ContainsAny(element, "/\\\x00")
+}
+
+// checkPath returns an error for a path with an element that is not a name.
+func checkPath(path string) error {
+	for element := range strings.SplitSeq(path, "/") {
+		if !isName(element) {
+			return fmt.Errorf("%w: path %.128q on a share: %.64q is not a name", backend.ErrInvalid, path, element)
+		}
+	}
+	return nil
 }
 
 // Mkdir makes a directory. Its parent must exist. Among several callers exactly one succeeds; the
@@ -183,10 +210,10 @@ func (s *Share) List(ctx context.Context, path string, each func(Entry) error) e
 	if err != nil {
 		return err
 	}
-	defer files.close(path, dir)
+	defer files.close(ctx, dir)
 	for {
 		var entries []fs.FileInfo
-		err := s.do(ctx, "list", path, func(*smb2.Share) (err error) {
+		err := files.do(ctx, "list", path, requestLimit, func() (err error) {
 			entries, err = dir.Readdir(batch)
 			if errors.Is(err, io.EOF) {
 				err = nil
@@ -202,54 +229,6 @@ func (s *Share) List(ctx context.Context, path string, each func(Entry) error) e
 			}
 		}
 	}
-}
-
-// files are files of a session that are open over several operations. The end of the connection
-// ends their requests. The library closes a file that could not be closed once more, in a
-// finalizer, which must not send a request: it could wait for ever, or end the process.
-type files struct {
-	*Share
-	ctx     context.Context // of the files
-	end     func()          // called when the files have been closed
-	session *session
-	share   *smb2.Share // the same for all files: else the library does not copy between them on the server
-}
-
-func (s *Share) files() *files {
-	f := &files{Share: s}
-	f.ctx, f.end = context.WithCancel(context.Background())
-	return f
-}
-
-// open opens a file. op is for errors.
-func (f *files) open(ctx context.Context, op, path string, flag int) (opened *smb2.File, err error) {
-	err = f.run(ctx, op, path, func(session *session, _ context.Context) (err error) {
-		if f.share == nil {
-			f.session, f.share = session, session.share.WithContext(f.ctx)
-		}
-		opened, err = f.share.OpenFile(path, flag, 0o666)
-		return err
-	})
-	return opened, err
-}
-
-// close closes a file, also after the end of the call's context. The server has closed it with the
-// session if that has ended.
-func (f *files) close(path string, opened *smb2.File) error {
-	if err := f.before("close", path); err != nil {
-		return err
-	}
-	if !f.pool.usable(f.session) {
-		return nil
-	}
-	_, stop := f.pool.until(context.Background(), f.session, echoLimit)
-	defer stop()
-	err := opened.Close()
-	f.pool.fail(f.session, err)
-	if err != nil {
-		return fmt.Errorf("close %q on %s: %w", path, f.Source, convert(context.Background(), err))
-	}
-	return nil
 }
 
 // Create makes a file with this content. Among several callers exactly one succeeds; the others get
@@ -344,21 +323,10 @@ func (s *Share) Rename(ctx context.Context, from, to string) error {
 	if from == "" || to == "" {
 		return fmt.Errorf("%w: the root of a share cannot be moved", backend.ErrInvalid)
 	}
-	return s.do(ctx, "move to "+to, from, func(share *smb2.Share) error {
-		if !validPath(to) {
-			return fmt.Errorf("%w: path %.128q on a share", backend.ErrInvalid, to)
-		}
-		return share.Rename(from, to)
-	})
-}
-
-func validPath(path string) bool {
-	for element := range strings.SplitSeq(path, "/") {
-		if !isName(element) {
-			return false
-		}
+	if err := checkPath(to); err != nil {
+		return err
 	}
-	return true
+	return s.do(ctx, "move to "+to, from, func(share *smb2.Share) error { return share.Rename(from, to) })
 }
 
 // Remove removes a file, an empty directory or a link. A missing entry is no error.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"sync"
 	"sync/atomic"
 
 	smb2 "github.com/cloudsoda/go-smb2"
@@ -23,6 +24,11 @@ const (
 	chunk      = 1 << 20 // bytes of a read or write
 	atOnce     = 8       // files of a directory that are copied or removed at the same time
 	maxDepth   = 512     // of directories in a tree
+
+	// flushEvery is the number of bytes after which the copy of a large file is flushed. The page
+	// cache of a server can hold more bytes than its disk writes within flushLimit. A multiple of
+	// chunk.
+	flushEvery = 256 << 20
 )
 
 // Progress counts the work of CopyTree.
@@ -39,8 +45,8 @@ func (s *Share) CopyFile(ctx context.Context, from, to string, p *Progress) erro
 }
 
 func (s *Share) copyFile(ctx context.Context, from, to string, p *Progress) (err error) {
-	if !validPath(to) {
-		return fmt.Errorf("%w: path %.128q on a share", backend.ErrInvalid, to)
+	if err := checkPath(to); err != nil {
+		return err
 	}
 	files := s.files()
 	defer files.end()
@@ -48,8 +54,8 @@ func (s *Share) copyFile(ctx context.Context, from, to string, p *Progress) (err
 	if err != nil {
 		return err
 	}
-	defer files.close(from, src)
-	info, err := s.stat(ctx, from, src)
+	defer files.close(ctx, src)
+	info, err := files.stat(ctx, src)
 	if err != nil {
 		return err
 	}
@@ -57,11 +63,11 @@ func (s *Share) copyFile(ctx context.Context, from, to string, p *Progress) (err
 	if err != nil {
 		return err
 	}
-	err = s.content(ctx, named{src, from}, named{dst, to}, info.Size, p)
+	err = files.content(ctx, src, dst, info.Size, p)
 	if err == nil {
-		err = s.do(ctx, "flush", to, func(*smb2.Share) error { return dst.Sync() })
+		err = files.flush(ctx, dst)
 	}
-	e := files.close(to, dst)
+	e := files.close(ctx, dst)
 	if err = errors.Join(err, e); err != nil {
 		return err
 	}
@@ -71,15 +77,9 @@ func (s *Share) copyFile(ctx context.Context, from, to string, p *Progress) (err
 	})
 }
 
-// named is a file with its path, which errors show.
-type named struct {
-	*smb2.File
-	path string
-}
-
-func (s *Share) stat(ctx context.Context, name string, f *smb2.File) (e Entry, err error) {
-	err = s.do(ctx, "look up", name, func(*smb2.Share) error {
-		info, err := f.Stat()
+func (f *files) stat(ctx context.Context, opened named) (e Entry, err error) {
+	err = f.do(ctx, "look up", opened.path, requestLimit, func() error {
+		info, err := opened.Stat()
 		if err == nil {
 			e = entry(info)
 		}
@@ -88,12 +88,16 @@ func (s *Share) stat(ctx context.Context, name string, f *smb2.File) (e Entry, e
 	return e, err
 }
 
+func (f *files) flush(ctx context.Context, opened named) error {
+	return f.do(ctx, "flush", opened.path, flushLimit, opened.Sync)
+}
+
 // content copies size bytes from the start of src to dst. A smaller file is copied on the server.
 // content verifies the size of dst.
-func (s *Share) content(ctx context.Context, src, dst named, size int64, p *Progress) error {
+func (f *files) content(ctx context.Context, src, dst named, size int64, p *Progress) error {
 	copiedByServer := false
 	if size > 0 && size <= serverCopy {
-		err := s.do(ctx, "copy", src.path, func(*smb2.Share) error {
+		err := f.do(ctx, "copy", src.path, requestLimit, func() error {
 			n, err := dst.ReadFrom(src.File)
 			var invalid *smb2.InvalidResponseError
 			if errors.As(err, &invalid) { // the library cannot read the answer of a server whose disk is full
@@ -108,10 +112,10 @@ func (s *Share) content(ctx context.Context, src, dst named, size int64, p *Prog
 	}
 	if copiedByServer {
 		p.Bytes.Add(size)
-	} else if err := s.stream(ctx, src, dst, size, p); err != nil {
+	} else if err := f.stream(ctx, src, dst, size, p); err != nil {
 		return err
 	}
-	copied, err := s.stat(ctx, dst.path, dst.File)
+	copied, err := f.stat(ctx, dst)
 	if err == nil && copied.Size < size {
 		err = fmt.Errorf("%w: %q has %d bytes after the copy, want %d", backend.ErrUnavailable, dst.path, copied.Size,
 			size)
@@ -119,27 +123,77 @@ func (s *Share) content(ctx context.Context, src, dst named, size int64, p *Prog
 	return err
 }
 
-// stream copies the data through this process.
-func (s *Share) stream(ctx context.Context, src, dst named, size int64, p *Progress) error {
+// stream copies the data through this process. It flushes dst again and again, so that no flush has
+// to write more than flushEvery bytes.
+func (f *files) stream(ctx context.Context, src, dst named, size int64, p *Progress) error {
 	buffer := make([]byte, min(chunk, size))
 	for offset := int64(0); offset < size; {
 		part := buffer[:min(int64(len(buffer)), size-offset)]
-		err := s.do(ctx, "copy", src.path, func(*smb2.Share) error {
+		shorter := false
+		err := f.do(ctx, "copy", src.path, requestLimit, func() error {
 			n, err := src.ReadAt(part, offset)
-			if n < len(part) {
-				if err == nil || errors.Is(err, io.EOF) {
-					return fmt.Errorf("%w: %q became shorter during the copy", backend.ErrPrecondition, src.path)
-				}
+			if shorter = n < len(part) && (err == nil || errors.Is(err, io.EOF)); shorter {
+				return nil
+			} else if err != nil && n < len(part) {
 				return err
 			}
 			_, err = dst.WriteAt(part, offset)
 			return err
 		})
+		if err == nil && shorter { // not an error of the session
+			err = fmt.Errorf("%w: %q became shorter during the copy", backend.ErrPrecondition, src.path)
+		}
 		if err != nil {
 			return err
 		}
 		offset += int64(len(part))
 		p.Bytes.Add(int64(len(part)))
+		if offset%f.pool.flushEvery == 0 && offset < size {
+			if err := f.flush(ctx, dst); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// tree is an operation on a directory with its content. Its first error stops it: each request
+// reads the error first. A canceled context would sever the session, and so end the requests of all
+// other operations that use it.
+type tree struct {
+	*Share
+	progress *Progress
+	failure  atomic.Pointer[error]
+}
+
+// treeKey is the key of the tree in the context of its operations.
+type treeKey struct{}
+
+// treeFailure returns the error that has stopped the tree of an operation.
+func treeFailure(ctx context.Context) error {
+	if t, ok := ctx.Value(treeKey{}).(*tree); ok {
+		return t.failed()
+	}
+	return nil
+}
+
+// tree returns a tree, and the context of its operations.
+func (s *Share) tree(ctx context.Context, p *Progress) (context.Context, *tree) {
+	t := &tree{Share: s, progress: p}
+	return context.WithValue(ctx, treeKey{}, t), t
+}
+
+// fail stops the tree if err is not nil.
+func (t *tree) fail(err error) {
+	if err != nil {
+		t.failure.CompareAndSwap(nil, &err)
+	}
+}
+
+// failed returns the error that has stopped the tree.
+func (t *tree) failed() error {
+	if err := t.failure.Load(); err != nil {
+		return *err
 	}
 	return nil
 }
@@ -147,47 +201,48 @@ func (s *Share) stream(ctx context.Context, src, dst named, size int64, p *Progr
 // CopyTree copies the content of a directory into an existing, empty directory. An entry that
 // disappears during the copy is left out. Links of Windows are not followed: a tree with such a
 // link is backend.ErrPrecondition. Permissions, attributes and further streams are not copied: the
-// new entries inherit those of their directory.
+// new entries inherit those of their directory. After an error CopyTree sends no new requests, but
+// waits for those that it has sent.
 func (s *Share) CopyTree(ctx context.Context, from, to string, p *Progress) error {
-	return s.copyTree(ctx, from, to, 0, p)
+	ctx, t := s.tree(ctx, p)
+	t.fail(t.copy(ctx, from, to, 0))
+	return t.failed()
 }
 
-func (s *Share) copyTree(ctx context.Context, from, to string, depth int, p *Progress) error {
-	entries, err := s.entries(ctx, from, depth)
+func (t *tree) copy(ctx context.Context, from, to string, depth int) error {
+	entries, err := t.entries(ctx, from, depth)
 	if err != nil {
 		return err
 	}
-	group, ctx := errgroup.WithContext(ctx)
+	var group errgroup.Group
 	group.SetLimit(atOnce)
 	for _, e := range entries {
 		from, to := path.Join(from, e.Name), path.Join(to, e.Name)
-		if e.Link {
+		switch {
+		case t.failed() != nil:
+		case e.Link:
+			t.fail(fmt.Errorf("%w: %q is a link of the server, which cannot be copied", backend.ErrPrecondition, from))
+		case e.Dir: // not in a goroutine of its own: a deep tree would need one for each level
+			t.fail(t.copyDirectory(ctx, from, to, e, depth))
+		default:
 			group.Go(func() error {
-				return fmt.Errorf("%w: %q is a link of the server, which cannot be copied",
-					backend.ErrPrecondition, from)
+				t.fail(ignoreMissing(t.CopyFile(ctx, from, to, t.progress)))
+				return nil
 			})
-			break
 		}
-		if e.Dir { // not in a goroutine of its own: a deep tree would need one for each level
-			if err := s.copyDirectory(ctx, from, to, e, depth, p); err != nil {
-				group.Go(func() error { return err })
-				break
-			}
-			continue
-		}
-		group.Go(func() error { return ignoreMissing(s.CopyFile(ctx, from, to, p)) })
 	}
-	return group.Wait()
+	group.Wait()
+	return t.failed()
 }
 
-func (s *Share) copyDirectory(ctx context.Context, from, to string, e Entry, depth int, p *Progress) error {
-	if err := s.Mkdir(ctx, to); err != nil {
+func (t *tree) copyDirectory(ctx context.Context, from, to string, e Entry, depth int) error {
+	if err := t.Mkdir(ctx, to); err != nil {
 		return err
 	}
-	if err := ignoreMissing(s.copyTree(ctx, from, to, depth+1, p)); err != nil {
+	if err := ignoreMissing(t.copy(ctx, from, to, depth+1)); err != nil {
 		return err
 	}
-	return s.do(ctx, "set the time of", to, func(share *smb2.Share) error {
+	return t.do(ctx, "set the time of", to, func(share *smb2.Share) error {
 		return share.Chtimes(to, e.Modified, e.Modified)
 	})
 }
@@ -217,8 +272,9 @@ func (s *Share) entries(ctx context.Context, dir string, depth int) (entries []E
 }
 
 // RemoveTree removes an entry and, if it is a directory, its content. RemoveTree does not follow
-// links. A file that another client has open does not stop the rest: RemoveTree then returns
-// ErrShared. A missing entry is no error.
+// links. An entry that the server does not remove does not stop the rest: RemoveTree then returns
+// the error of such an entry, which is ErrShared only if other clients have all of them open. A
+// missing entry is no error.
 func (s *Share) RemoveTree(ctx context.Context, dir string) error {
 	e, err := s.Stat(ctx, dir)
 	switch {
@@ -227,43 +283,71 @@ func (s *Share) RemoveTree(ctx context.Context, dir string) error {
 	case err != nil:
 		return err
 	}
-	return s.removeTree(ctx, dir, e, 0)
+	ctx, t := s.tree(ctx, nil)
+	return t.remove(ctx, dir, e, 0)
 }
 
-func (s *Share) removeTree(ctx context.Context, dir string, e Entry, depth int) error {
+func (t *tree) remove(ctx context.Context, dir string, e Entry, depth int) error {
 	if !e.Dir || e.Link {
-		return s.Remove(ctx, dir)
+		return t.Remove(ctx, dir)
 	}
-	entries, err := s.entries(ctx, dir, depth)
+	entries, err := t.entries(ctx, dir, depth)
 	if err != nil {
 		return ignoreMissing(err)
 	}
-	var shared atomic.Pointer[error]
-	keepOn := func(err error) error {
-		if errors.Is(err, ErrShared) || errors.Is(err, ErrNotEmpty) {
-			shared.Store(&err)
-			return nil
+	var left remains
+	keepOn := func(err error) {
+		if !left.add(err) {
+			t.fail(err)
 		}
-		return err
 	}
-	group, files := errgroup.WithContext(ctx)
+	var group errgroup.Group
 	group.SetLimit(atOnce)
 	for _, e := range entries {
 		path := path.Join(dir, e.Name)
-		if e.Dir && !e.Link {
-			if err := keepOn(s.removeTree(files, path, e, depth+1)); err != nil {
-				group.Go(func() error { return err })
-				break
-			}
-			continue
+		switch {
+		case t.failed() != nil:
+		case e.Dir && !e.Link:
+			keepOn(t.remove(ctx, path, e, depth+1))
+		default:
+			group.Go(func() error {
+				keepOn(t.Remove(ctx, path))
+				return nil
+			})
 		}
-		group.Go(func() error { return keepOn(s.Remove(files, path)) })
 	}
-	if err := group.Wait(); err != nil {
+	group.Wait()
+	if err := t.failed(); err != nil {
 		return err
 	}
-	if err := shared.Load(); err != nil {
-		return *err
+	if left.err != nil {
+		return left.err
 	}
-	return s.Remove(ctx, dir)
+	return t.Remove(ctx, dir)
+}
+
+// remains is the error of entries that could not be removed.
+type remains struct {
+	mu  sync.Mutex
+	err error
+}
+
+// add adds the error of an entry, and returns false if it is not of this entry alone: other
+// requests would fail, too.
+func (r *remains) add(err error) bool {
+	var answer *smb2.ResponseError
+	var connect connectError
+	switch open := errors.Is(err, ErrShared) || errors.Is(err, ErrNotEmpty); {
+	case errors.As(err, &connect):
+		return false
+	case open, errors.Is(err, backend.ErrDenied), errors.Is(err, backend.ErrInvalid),
+		errors.Is(err, backend.ErrPrecondition), errors.As(err, &answer) && !sessionEnded[answer.Code]:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.err == nil || !open { // a later attempt may succeed if the file is only open
+			r.err = err
+		}
+		return true
+	}
+	return err == nil
 }
