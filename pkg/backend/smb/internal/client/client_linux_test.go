@@ -418,28 +418,19 @@ func TestARestartedServer(t *testing.T) {
 	}
 }
 
-// TestMessagesAreSigned: somebody on the way changes the answers of a server that does not demand
+// TestMessagesAreSigned: an attacker on the way changes the answers of a server that does not demand
 // signatures. The client notices that.
 func TestMessagesAreSigned(t *testing.T) {
 	b := serve(t)
 	b.file("file", []byte("precious"))
-	proxy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer proxy.Close()
-	var forged atomic.Int64
-	go func() {
-		for {
-			conn, err := proxy.Accept()
-			if err != nil {
-				return
-			}
-			go forward(conn, fmt.Sprint("127.0.0.1:", b.Port), &forged)
+	source, forged := b.forge(func(message []byte) bool {
+		const read = 8
+		if binary.LittleEndian.Uint16(message[command:]) != read {
+			return false
 		}
-	}()
-	source := b.source(smbtest.Share)
-	source.Port = proxy.Addr().(*net.TCPAddr).Port
+		message[len(message)-1] ^= 1
+		return true
+	})
 	s, err := b.pool.Open(context.Background(), source, b.login(), Calls)
 	if err != nil {
 		t.Fatal(err)
@@ -453,10 +444,58 @@ func TestMessagesAreSigned(t *testing.T) {
 	}
 }
 
-// forward passes messages between a client and a server, and changes the data of answers to READ.
-// Each message has its length in four bytes before it. [MS-SMB2] 2.1, 2.2.1, 2.2.20.
-func forward(client net.Conn, address string, forged *atomic.Int64) {
-	const command, read = 12, 8 // offset of the command in the header; READ
+// TestSignaturesStay fails without the guard: an attacker on the way sets the flag of a guest in the
+// last answer to the log in, and the library then neither signs nor verifies messages.
+func TestSignaturesStay(t *testing.T) {
+	b := serve(t)
+	source, forged := b.forge(func(message []byte) bool {
+		const status, sessionSetup, sessionFlags, guest = 8, 1, 66, 1 // [MS-SMB2] 2.2.6
+		if binary.LittleEndian.Uint16(message[command:]) != sessionSetup ||
+			binary.LittleEndian.Uint32(message[status:]) != 0 {
+			return false
+		}
+		message[sessionFlags] |= guest
+		return true
+	})
+	s, err := b.pool.Open(context.Background(), source, b.login(), Calls)
+	if !errors.Is(err, backend.ErrUnauthenticated) || forged.Load() == 0 {
+		t.Errorf("with %d forged answers: %v, %v", forged.Load(), s, err)
+	}
+}
+
+const command = 12 // its offset in a message
+
+// forge returns a source whose answers forge changes, and the number of those for which it returned
+// true.
+func (b bench) forge(forge func(message []byte) bool) (mounter.ShareSource, *atomic.Int64) {
+	b.Helper()
+	proxy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { proxy.Close() })
+	forged := new(atomic.Int64)
+	go func() {
+		for {
+			conn, err := proxy.Accept()
+			if err != nil {
+				return
+			}
+			go forward(conn, fmt.Sprint("127.0.0.1:", b.Port), func(message []byte) {
+				if forge(message) {
+					forged.Add(1)
+				}
+			})
+		}
+	}()
+	source := b.source(smbtest.Share)
+	source.Port = proxy.Addr().(*net.TCPAddr).Port
+	return source, forged
+}
+
+// forward passes messages between a client and a server, and the answers through change. Each
+// message has its length in four bytes before it. [MS-SMB2] 2.1, 2.2.1, 2.2.20.
+func forward(client net.Conn, address string, change func(message []byte)) {
 	defer client.Close()
 	server, err := net.Dial("tcp", address)
 	if err != nil {
@@ -473,9 +512,8 @@ func forward(client net.Conn, address string, forged *atomic.Int64) {
 		if _, err := io.ReadFull(server, message); err != nil {
 			return
 		}
-		if len(message) > command && message[command] == read {
-			message[len(message)-1] ^= 1
-			forged.Add(1)
+		if len(message) > 64 {
+			change(message)
 		}
 		if _, err := client.Write(append(length, message...)); err != nil {
 			return

@@ -80,6 +80,32 @@ func (l Login) initiator(ctx context.Context, server string) (i smb2.Initiator, 
 	return &smb2.Krb5Initiator{Client: kerberos, TargetSPN: service}, kerberos.Destroy, nil
 }
 
+// errGuest reports a session without a key for signatures.
+var errGuest = fmt.Errorf("%w: the server maps this user to its guest account, or its answer was forged: check the "+
+	"user and the password", backend.ErrUnauthenticated)
+
+// guestAnswers are the messages of the library for a user that the server maps to its guest account
+// in its first answer.
+var guestAnswers = map[string]bool{
+	"guest account doesn't support signing":     true,
+	"anonymous account doesn't support signing": true,
+}
+
+// convert returns err, an error of the library's log in, with backend.ErrUnauthenticated if the
+// server refuses l without a status.
+func (l Login) convert(err error) error {
+	var invalid *smb2.InvalidResponseError
+	switch {
+	case !errors.As(err, &invalid):
+		return err
+	case guestAnswers[invalid.Message]:
+		return fmt.Errorf("%w: %w", errGuest, err)
+	case l.Kerberos(): // the library drops the status of the first answer
+		return fmt.Errorf("%w: %w", backend.ErrUnauthenticated, err)
+	}
+	return err
+}
+
 // kerberos returns a Kerberos client.
 func (l Login) kerberos() (*krb5.Client, error) {
 	cfg, err := config.Load(l.Krb5Conf)

@@ -1,16 +1,19 @@
 // Package client is a client of SMB servers in user space: a pool of sessions, and operations on
 // the directories and files of a share. It wraps github.com/cloudsoda/go-smb2 and guards against
-// three of its defects (version of 18 September 2026):
+// four of its defects (version of 18 September 2026):
 //   - Its copy on the server cuts files at 16 MiB without an error. Share.CopyFile uses it for
 //     smaller files only, and compares the size.
 //   - After the end of a context, its next request overwrites a message that may not be sent yet.
 //     The library gets contexts that end only when the connection is closed, by session.until.
+//   - A server, or an attacker in its place, can turn off signatures: it answers the log in of a user
+//     with the flag of a guest. wire.Write then ends the session.
 //   - A name with "..", or an empty name, leads out of the directory. Each operation checks its
 //     path.
 package client
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -238,9 +241,11 @@ func (p *Pool) usable(s *session) bool {
 // wire is a connection whose Write does not read its argument once Close has returned.
 type wire struct {
 	net.Conn
+	signed bool // Write rejects messages without a signature
 
-	mu     sync.Mutex // held by Write
-	closed bool
+	mu       sync.Mutex // held by Write
+	closed   bool
+	rejected bool
 }
 
 func (w *wire) Write(p []byte) (int, error) {
@@ -249,7 +254,27 @@ func (w *wire) Write(p []byte) (int, error) {
 	if w.closed {
 		return 0, net.ErrClosed
 	}
+	if w.signed && isUnsigned(p) {
+		w.rejected = true
+		return 0, errors.New("the session has no key for signatures")
+	}
 	return w.Conn.Write(p)
+}
+
+// hasRejected reports whether Write has rejected a message.
+func (w *wire) hasRejected() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.rejected
+}
+
+// isUnsigned reports whether p, which the library writes, is a message that needs a signature and
+// has none. The messages before the end of the log in need none. An encrypted message has another
+// header. [MS-SMB2] 2.2.1.2, 2.2.41.
+func isUnsigned(p []byte) bool {
+	const command, flags, signed, sessionSetup = 12, 16, 0x8, 1
+	return len(p) >= 64 && string(p[:4]) == "\xfeSMB" && binary.LittleEndian.Uint16(p[command:]) > sessionSetup &&
+		binary.LittleEndian.Uint32(p[flags:])&signed == 0
 }
 
 func (w *wire) Close() error {
@@ -331,6 +356,9 @@ func (p *Pool) connect(caller context.Context, s *session, login Login) {
 	defer cancel()
 	if s.err = p.dial(ctx, s, login); s.err == nil {
 		s.share, s.err = s.smb.WithContext(ctx).Mount(s.key.share)
+		if s.conn.hasRejected() {
+			s.err = fmt.Errorf("%w: %w", errGuest, s.err)
+		}
 	}
 	if s.err != nil {
 		if caller.Err() != nil { // else the error of the closed connection, which other callers would get
@@ -378,21 +406,18 @@ func (s *session) logIn(ctx context.Context, login Login, dialect uint16) error 
 	if err != nil {
 		return err
 	}
-	conn := &wire{Conn: tcp}
+	// A guest has no key for signatures. The library checks the first answer of the server only, and
+	// neither signs nor verifies messages if the last answer makes the user a guest.
+	conn := &wire{Conn: tcp, signed: !login.Guest}
 	d := smb2.Dialer{Initiator: initiator}
-	// A guest has no key for signatures.
 	d.Negotiator.RequireMessageSigning, d.Negotiator.SpecifiedDialect = !login.Guest, dialect
 	session, err := d.DialConn(ctx, conn, s.key.server)
 	if err == nil && d.Negotiator.SpecifiedDialect != dialect { // the library accepts the offer of SMB 2.1
 		err = fmt.Errorf("%w: the server offers a dialect before SMB 3", backend.ErrPrecondition)
 	}
-	var invalid *smb2.InvalidResponseError
-	if login.Kerberos() && errors.As(err, &invalid) { // the library drops the status of the first answer
-		err = fmt.Errorf("%w: %w", backend.ErrUnauthenticated, err)
-	}
 	if err != nil {
 		conn.Close()
-		return err
+		return login.convert(err)
 	}
 	s.conn, s.smb = conn, session
 	return nil
