@@ -31,6 +31,16 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 	return Read(file, limit)
 }
 
+// ReadFileIn is ReadFile for a path in dir.
+func ReadFileIn(dir *os.Root, path string, limit int64) ([]byte, error) {
+	file, err := dir.OpenFile(path, os.O_RDONLY|noWait, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return Read(file, limit)
+}
+
 // Read is ReadFile for a file that is open.
 func Read(file *os.File, limit int64) ([]byte, error) {
 	info, err := file.Stat()

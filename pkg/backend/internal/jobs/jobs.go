@@ -275,6 +275,14 @@ func (j *Jobs) Free(id string) error {
 	return conflict(Differs, "the object is being made from %s", job.description)
 }
 
+// Makes reports whether a job makes the object with this ID, or has failed and its error was not
+// returned yet.
+func (j *Jobs) Makes(id string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.running[id] != nil
+}
+
 // Exclusive gives the caller exclusive use of objects until it calls release: no job reads or makes
 // them. Errors: Conflict.
 func (j *Jobs) Exclusive(ids ...string) (release func(), err error) {
