@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -29,7 +28,7 @@ import (
 type marker struct {
 	Owner  string `json:"owner"`
 	Random string `json:"random"`
-	Making bool   `json:"making,omitempty"` // the process makes a directory before its record
+	Dir    string `json:"dir,omitempty"` // path in the store of the directory that the process makes before its record
 	Beat   int    `json:"beat"`
 }
 
@@ -44,10 +43,12 @@ type claim struct {
 	*store
 	ctx   context.Context // ends with the call, or when the right may be lost
 	files []string        // paths of the chain, the own marker last
-	began bool            // a process that has ended had begun to make the object
+	own   marker          // without its Beat
+	began string          // path in the store of the directory that a process which has ended may have made
 	keep  bool            // release leaves the markers: the result of the last request is unknown
 
 	stop func()
+	lose context.CancelCauseFunc // ends ctx
 	mu   sync.Mutex
 	last time.Time // when the server last wrote the marker, or earlier
 }
@@ -55,18 +56,19 @@ type claim struct {
 // patience is the maximum time for which a call waits for the marker of another process.
 const patience = 2 * time.Second
 
-// claim waits for the exclusive right to change an object. Errors: backend.ErrBusy while another
-// process has it.
-func (s *store) claim(ctx context.Context, o object, making bool) (*claim, error) {
+// claim waits for the exclusive right to change an object. dir is the path in the store of the
+// directory that the caller will make before its record, or "". Errors: backend.ErrBusy while
+// another process has the right; errUnprepared.
+func (s *store) claim(ctx context.Context, o object, dir string) (*claim, error) {
 	deadline := time.Now().Add(patience)
 	for {
-		c, err := s.tryClaim(ctx, o.key, making)
+		c, err := s.tryClaim(ctx, o.key, dir)
 		if c != nil || err != nil {
 			return c, err
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("%w: another process of the driver changes %s: if it has ended, the call succeeds "+
-				"after %s", backend.ErrBusy, o, s.life)
+			return nil, fmt.Errorf("%w: another process of the driver is changing %s, or has ended during the change less "+
+				"than %s ago", backend.ErrBusy, o, s.life)
 		}
 		if err := pause(ctx); err != nil {
 			return nil, err
@@ -74,23 +76,58 @@ func (s *store) claim(ctx context.Context, o object, making bool) (*claim, error
 	}
 }
 
+// Errors of a full share: there is no space for a marker.
+var (
+	errNoMarker    = errors.New("no space for a marker")
+	errNoSuccessor = errors.New("no space for the marker that succeeds that of a process which has ended")
+)
+
+// explainFull makes the error of a claim on a full share one that the caller repeats, if an earlier
+// attempt to make o may have left something: a final error must not.
+func (s *store) explainFull(ctx context.Context, o object, err error) error {
+	if errors.Is(err, errNoSuccessor) || (errors.Is(err, errNoMarker) && s.hasRecord(ctx, o.key)) {
+		return fmt.Errorf("%w: free space on the share, so that an earlier attempt can be completed: %s",
+			backend.ErrUnavailable, err.Error())
+	}
+	return err
+}
+
+// hasRecord reports whether an object has a record, or may have one.
+func (s *store) hasRecord(ctx context.Context, key string) bool {
+	for _, dir := range []string{volumesDir, snapshotsDir} {
+		if _, err := s.share.Stat(ctx, s.recordPath(dir, key)); !errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+	}
+	return false
+}
+
+// errUnprepared reports a source without the directories of its store. Every volume and snapshot of
+// the source was made after them, so they are lost, or the server has not mounted a filesystem.
+var errUnprepared = fmt.Errorf("%w: the source has no directory %s/%s: mount its filesystem on the server, or make "+
+	"the directory if all volumes of the source are gone", backend.ErrPrecondition, metaDir, workDir)
+
 // tryClaim returns nil if another process has the right.
-func (s *store) tryClaim(ctx context.Context, name string, making bool) (*claim, error) {
-	m := marker{Owner: s.owner, Random: random(), Making: making}
+func (s *store) tryClaim(ctx context.Context, name, dir string) (*claim, error) {
+	m := marker{Owner: s.owner, Random: random(), Dir: dir}
 	head := s.meta(workDir, name)
 	begin := time.Now()
 	err := s.share.CreateMarker(ctx, head, m.encode())
 	switch {
 	case err == nil:
 		return s.hold(ctx, m, begin, head), nil
+	case errors.Is(err, fs.ErrNotExist) && path.Dir(name) != ".":
+		err = ignore(s.share.Mkdir(ctx, s.meta(workDir, path.Dir(name))), fs.ErrExist)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = errUnprepared
+		}
+		return nil, err
+	case errors.Is(err, fs.ErrNotExist) && s.mayPrepare:
+		return nil, s.prepare(ctx)
 	case errors.Is(err, fs.ErrNotExist):
-		if err := s.prepare(ctx); err != nil || path.Dir(name) == "." {
-			return nil, err
-		}
-		if err := s.share.Mkdir(ctx, s.meta(workDir, path.Dir(name))); !errors.Is(err, fs.ErrExist) {
-			return nil, err
-		}
-		return nil, nil
+		return nil, errUnprepared
+	case errors.Is(err, backend.ErrExhausted):
+		return nil, fmt.Errorf("%w: %w", errNoMarker, err)
 	case !errors.Is(err, fs.ErrExist) && !errors.Is(err, client.ErrShared):
 		return nil, err
 	}
@@ -103,6 +140,8 @@ func (s *store) tryClaim(ctx context.Context, name string, making bool) (*claim,
 	switch err := s.share.CreateMarker(ctx, next, m.encode()); {
 	case errors.Is(err, fs.ErrExist), errors.Is(err, client.ErrShared):
 		return nil, nil
+	case errors.Is(err, backend.ErrExhausted):
+		return nil, fmt.Errorf("%w: %w", errNoSuccessor, err)
 	case err != nil:
 		return nil, err
 	}
@@ -115,13 +154,14 @@ func (s *store) tryClaim(ctx context.Context, name string, making bool) (*claim,
 		files = append(files, l.path)
 	}
 	c := s.hold(ctx, m, begin, files...)
-	c.began = slices.ContainsFunc(chain, func(l link) bool { return l.parse().Making })
+	for _, l := range chain {
+		c.began = cmp.Or(l.parse().Dir, c.began)
+	}
 	return c, nil
 }
 
-// awaitMakers waits for the processes that are making volumes directly in the source when it is
-// called, except for the object o: each has written the record of its volume then, or has not made
-// one. Errors: backend.ErrBusy.
+// awaitMakers waits until every process that was making a volume directly in the source at the time
+// of the call, other than the volume o, has written its record or given up. Errors: backend.ErrBusy.
 func (s *store) awaitMakers(ctx context.Context, o object) error {
 	entries, _, err := s.markers(ctx, "")
 	if err != nil {
@@ -150,12 +190,12 @@ func (s *store) awaitMaker(ctx context.Context, name string, deadline time.Time)
 		last := chain[len(chain)-1]
 		m := last.parse() // empty while the marker is being written
 		first = cmp.Or(first, m.Random)
-		if m.Random != first || (m.Random != "" && !m.Making) || s.hasEnded(last) {
+		if m.Random != first || (m.Random != "" && m.Dir == "") || s.hasEnded(last) {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%w: another process of the driver makes the volume %s: if it has ended, the call "+
-				"succeeds after %s", backend.ErrBusy, name, s.life)
+			return fmt.Errorf("%w: another process of the driver is making the volume %s, or has ended meanwhile less "+
+				"than %s ago", backend.ErrBusy, name, s.life)
 		}
 		if err := pause(ctx); err != nil {
 			return err
@@ -245,46 +285,101 @@ func (m marker) encode() []byte {
 
 // hold keeps the marker m, which is the last of files and was created after begin.
 func (s *store) hold(ctx context.Context, m marker, begin time.Time, files ...string) *claim {
-	c := &claim{store: s, files: files, last: begin}
-	ctx, cancel := context.WithCancelCause(client.WithLease(ctx, c.valid))
-	c.ctx = ctx
+	c := &claim{store: s, files: files, own: m, last: begin}
+	ctx, lose := context.WithCancelCause(client.WithLease(ctx, c.valid))
+	c.ctx, c.lose = ctx, lose
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(s.life / 10):
-			}
-			now := time.Now()
-			m.Beat++
-			limited, end := context.WithTimeout(ctx, s.life/3)
-			err := s.share.Overwrite(limited, files[len(files)-1], m.encode())
-			end()
-			c.mu.Lock()
-			if err == nil {
-				c.last = now
-			}
-			c.mu.Unlock()
-			if !c.valid() {
-				cancel(fmt.Errorf("%w: the marker of this process could not be renewed: %w",
-					backend.ErrUnavailable, err))
-			}
-		}
+		c.beat(ctx)
 	}()
 	c.stop = func() {
-		cancel(context.Canceled)
+		lose(context.Canceled)
 		<-ended
 	}
 	return c
+}
+
+// beat rewrites the marker until ctx ends, which lose ends. A copy must not delay the requests, so
+// they have the session of calls.
+func (c *claim) beat(ctx context.Context) {
+	var share *client.Share
+	for m := c.own; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(c.life / 10):
+		}
+		now := time.Now()
+		m.Beat++
+		limited, end := context.WithTimeout(ctx, c.life/3)
+		var err error
+		if share == nil {
+			if share, err = c.pool.Open(limited, c.source, c.login, client.Calls); err == nil {
+				defer share.Release()
+			}
+		}
+		if err == nil {
+			err = c.confirm(limited, share)
+		}
+		if err == nil {
+			err = share.Overwrite(limited, c.files[len(c.files)-1], m.encode())
+		}
+		end()
+		if err == nil {
+			c.mu.Lock()
+			c.last = now
+			c.mu.Unlock()
+		}
+		if !c.valid() {
+			c.lose(fmt.Errorf("%w: the marker of this process could not be renewed: %w", backend.ErrUnavailable, err))
+		}
+	}
+}
+
+// confirm asks the server whether this process still has the right: the clocks of a machine that was
+// stopped may not show that. Errors: backend.ErrUnavailable.
+func (c *claim) confirm(ctx context.Context, share *client.Share) error {
+	own := link{c.files[len(c.files)-1], string(c.own.encode())}
+	_, err := share.Stat(ctx, own.successor(c.files[0]))
+	lost := err == nil
+	if errors.Is(err, fs.ErrNotExist) { // or the next process has ended, and has removed all markers
+		var content []byte
+		content, err = share.Read(ctx, own.path, maxRecord)
+		found := link{own.path, string(content)}.parse()
+		lost = errors.Is(err, fs.ErrNotExist) || (err == nil && found.Random != c.own.Random)
+	}
+	if lost {
+		err = fmt.Errorf("%w: another process has succeeded the marker of this process", backend.ErrUnavailable)
+		c.lose(err)
+	}
+	return err
+}
+
+// claimKey is the key of the claim in the context of a change.
+type claimKey struct{}
+
+// confirm asks the server whether this process still has the right to the change of ctx, before a
+// step that would harm the object if another process had the right.
+func (s *store) confirm(ctx context.Context) error {
+	if c, ok := ctx.Value(claimKey{}).(*claim); ok {
+		return c.confirm(ctx, s.share)
+	}
+	return nil
 }
 
 // valid reports whether no other process can have succeeded the marker yet.
 func (c *claim) valid() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return time.Since(c.last) < c.life/3
+	return age(c.last) < c.life/3
+}
+
+// age returns the time since t by the clock that shows more: the monotonic clock stands still while
+// the machine is suspended.
+func age(t time.Time) time.Duration {
+	now := time.Now()
+	return max(now.Sub(t), now.Round(0).Sub(t.Round(0)))
 }
 
 // release gives the right back. The first marker goes first: then no process can succeed the
@@ -299,6 +394,7 @@ func (c *claim) release(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), c.life/10)
 		defer cancel()
 	}
+	ctx = client.WithLease(ctx, c.valid)
 	for _, file := range c.files {
 		if err := c.remove(ctx, file); err != nil {
 			return // it is succeeded when it has not changed for long enough
@@ -309,18 +405,40 @@ func (c *claim) release(ctx context.Context) {
 // exclusively calls change while this process has the exclusive right to change an object. The
 // context of change ends with ctx, and when the right may be lost.
 func (s *store) exclusively(ctx context.Context, o object, change func(ctx context.Context) error) error {
-	return s.claimed(ctx, o, false, func(c *claim) error { return change(c.ctx) })
+	return s.claimed(ctx, o, "", func(c *claim) error { return change(c.ctx) })
 }
 
-// claimed is exclusively for a change that needs to know of an earlier process. making reports that
-// the change makes the object.
-func (s *store) claimed(ctx context.Context, o object, making bool, change func(c *claim) error) error {
-	c, err := s.claim(ctx, o, making)
+// claimed is exclusively for a change that needs to know of an earlier process. dir is as for claim.
+func (s *store) claimed(ctx context.Context, o object, dir string, change func(c *claim) error) error {
+	c, err := s.claim(ctx, o, dir)
 	if err != nil {
 		return err
 	}
 	defer c.release(ctx)
-	return c.explain(ctx, change(c))
+	c.ctx = context.WithValue(c.ctx, claimKey{}, c)
+	return c.explain(ctx, classified(change(c)))
+}
+
+// classified gives an error of package client without a class the class of an error that the caller
+// repeats: the step that failed depends on a state that another process, or a person, has changed.
+func classified(err error) error {
+	for _, e := range []error{fs.ErrExist, fs.ErrNotExist} {
+		if errors.Is(err, e) && !hasClass(err) {
+			return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+		}
+	}
+	return err
+}
+
+func hasClass(err error) bool {
+	for _, class := range []error{backend.ErrUnavailable, backend.ErrPrecondition, backend.ErrBusy, backend.ErrInUse,
+		backend.ErrExists, backend.ErrNotFound, backend.ErrNotReady, backend.ErrInvalid, context.Canceled,
+		context.DeadlineExceeded} {
+		if errors.Is(err, class) {
+			return true
+		}
+	}
+	return false
 }
 
 // explain returns the reason for which the right was lost, if that is the reason of err, the error
@@ -337,7 +455,7 @@ func (c *claim) explain(ctx context.Context, err error) error {
 func (s *store) reading(ctx context.Context, from, to object, copyData func(ctx context.Context) error) error {
 	name := readersOf(from) + "/" + to.key
 	for i := 0; ; i++ {
-		c, err := s.tryClaim(ctx, name, false)
+		c, err := s.tryClaim(ctx, name, "")
 		switch {
 		case err != nil:
 			return err

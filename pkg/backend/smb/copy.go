@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
@@ -40,7 +39,9 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 		return backend.Volume{}, err
 	}
 	defer s.close()
-	switch old, err := s.readVolume(ctx, v.object); {
+	s.mayPrepare = true
+	old, err := s.readVolume(ctx, v.object)
+	switch {
 	case err == nil && old.State == ready: // its source may be gone
 		return old.public(), old.fits(v, o)
 	case err != nil && !errors.Is(err, backend.ErrNotFound):
@@ -54,7 +55,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 			return s.make(ctx, v, o, nil)
 		})
 	} else {
-		err = b.copyTo(ctx, s, v, from, o)
+		err = b.copyTo(ctx, s, v, from, o, err == nil)
 	}
 	if err != nil {
 		return backend.Volume{}, jobError(err)
@@ -67,23 +68,32 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	return v.public(), nil
 }
 
-// copyTo makes v as a copy, in the background.
-func (b *Backend) copyTo(ctx context.Context, s *store, v *volume, from origin, o backend.CreateOptions) error {
-	src, err := s.copySource(ctx, from)
+// copyTo makes v as a copy, in the background. unfinished reports that an earlier attempt has left a
+// record: the job then removes the attempt, also if the source can no longer be copied.
+func (b *Backend) copyTo(ctx context.Context, s *store, v *volume, from origin, o backend.CreateOptions,
+	unfinished bool) error {
+	src, err := s.originOf(from)
 	if err != nil {
 		return err
 	}
-	if v.Size, err = sizeOf(o, src.size); err != nil {
-		return err
+	if !unfinished && !b.jobs.Makes(v.key) {
+		c, err := s.copySource(ctx, from)
+		if err == nil {
+			_, err = sizeOf(o, c.size)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	description := fmt.Sprintf("%+v, %v, %v, %d bytes", from, v.Parameters, o.Mutable, v.Size)
+	description := fmt.Sprintf("%+v, %v, %v, %d to %d bytes", from, v.Parameters, o.Mutable, o.Required, o.Limit)
 	return b.jobs.RunOrJoin(ctx, v.key, description, []string{src.key}, func(ctx context.Context, job *jobs.Job) error {
 		s, err := b.store(ctx, v.source, o.Secrets, client.Jobs)
 		if err != nil {
 			return err
 		}
 		defer s.close()
-		leave, err := b.copies.Acquire(ctx, fair.Request{Kind: "copy", Tenant: o.Namespace, Volume: src.key})
+		s.mayPrepare = true
+		leave, err := b.startCopy(ctx, "copy", src, o.Namespace)
 		if err != nil {
 			return err
 		}
@@ -99,20 +109,26 @@ type content struct {
 	size int64  // bytes of the volume or snapshot
 }
 
-// copySource returns the content of an origin. Errors: backend.ErrNotFound; ErrInvalid if it is in
+// originOf returns the object of an origin. Errors: backend.ErrNotFound; ErrInvalid if it is in
 // another store.
-func (s *store) copySource(ctx context.Context, from origin) (content, error) {
+func (s *store) originOf(from origin) (object, error) {
 	kind := volumeid.Volume
 	if from.snapshot != "" {
 		kind = volumeid.Snapshot
 	}
 	o, err := parseObject(kind, cmp.Or(from.volume, from.snapshot))
+	if err == nil && fold(o.source.String()) != fold(s.source.String()) {
+		err = fmt.Errorf("%w: the content source is in %s, the volume in %s: a copy must have the same source",
+			backend.ErrInvalid, o.source, s.source)
+	}
+	return o, err
+}
+
+// copySource returns the content of an origin. Errors: those of originOf.
+func (s *store) copySource(ctx context.Context, from origin) (content, error) {
+	o, err := s.originOf(from)
 	if err != nil {
 		return content{}, err
-	}
-	if fold(o.source.String()) != fold(s.source.String()) {
-		return content{}, fmt.Errorf("%w: the content source is in %s, the volume in %s: a copy must have the same "+
-			"source", backend.ErrInvalid, o.source, s.source)
 	}
 	if from.snapshot != "" {
 		n, err := s.readSnapshot(ctx, o)
@@ -134,14 +150,18 @@ func (s *store) copySource(ctx context.Context, from origin) (content, error) {
 // copying is a copy in progress.
 type copying struct {
 	from   origin
-	source content
+	source object
 	job    *jobs.Job
 }
 
 // make makes v, empty or with a content, or finishes the work of an earlier attempt.
 func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c *copying) error {
 	simple := c == nil && !v.Shared && !strings.Contains(v.SubDir, "/")
-	return s.claimed(ctx, v.object, simple, func(claim *claim) error {
+	dir := ""
+	if simple {
+		dir = v.SubDir
+	}
+	err := s.claimed(ctx, v.object, dir, func(claim *claim) error {
 		ctx := claim.ctx
 		old, err := s.readVolume(ctx, v.object)
 		switch {
@@ -156,7 +176,7 @@ func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c 
 			*v = *old
 			return nil
 		case old.State == deleting:
-			if err := s.finishDelete(ctx, old, false); err != nil {
+			if err := s.finishDelete(ctx, old); err != nil {
 				return err
 			}
 			old = nil
@@ -173,22 +193,31 @@ func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c 
 		case c == nil:
 			return s.makeEmpty(ctx, v, old)
 		}
-		return s.makeCopy(ctx, v, old, c)
+		return s.makeCopy(ctx, v, old, o, c)
 	})
+	return s.explainFull(ctx, v.object, err)
 }
 
 // makeCopy makes v with the content of c. The caller has claimed v.
-func (s *store) makeCopy(ctx context.Context, v, old *volume, c *copying) error {
-	return s.reading(ctx, c.source.object, v.object, func(ctx context.Context) error {
+func (s *store) makeCopy(ctx context.Context, v, old *volume, o backend.CreateOptions, c *copying) error {
+	return s.reading(ctx, c.source, v.object, func(ctx context.Context) error {
 		src, err := s.copySource(ctx, c.from) // from now on the source cannot be deleted
+		if err == nil {
+			v.Size, err = sizeOf(o, src.size)
+		}
 		if err != nil {
 			if old != nil && leavesNothing(err) {
-				err = errors.Join(err, s.rollBack(ctx, old))
+				if e := s.rollBack(ctx, old); e != nil {
+					return fmt.Errorf("%w: %w, and an earlier attempt could not be removed: %w", backend.ErrUnavailable, err,
+						e)
+				}
 			}
 			return err
 		}
 		v.State = creating
-		if old == nil {
+		if old != nil {
+			v.Created = old.Created // rollBack compares it
+		} else {
 			if err := s.create(ctx, volumesDir, volumeFormat, v.object, v); err != nil {
 				return err
 			}
@@ -223,20 +252,45 @@ func (s *store) copyData(ctx context.Context, from, to string, job *jobs.Job) er
 	defer stop()
 	go report(watched, &p, job)
 	err := s.share.CopyTree(ctx, s.path(from), s.path(to), &p)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: the directory of the source is gone: %w", backend.ErrPrecondition, err)
-	}
-	if errors.Is(err, client.ErrShared) {
-		return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
+	case errors.Is(err, fs.ErrExist): // the new directory was empty: another process writes to it
+		return fmt.Errorf("%w: another process writes to the copy: %w", backend.ErrUnavailable, err)
+	case errors.Is(err, client.ErrShared):
+		return fmt.Errorf("%w: %s", backend.ErrPrecondition, err.Error())
 	}
 	return err
 }
 
+// unfinished returns the record of v, which was never ready, from the server, or nil if there is
+// none. A process that was stopped for long must not remove the work of the next process. Errors:
+// backend.ErrUnavailable if the record is not that of v.
+func (s *store) unfinished(ctx context.Context, v *volume) (*volume, error) {
+	if err := s.confirm(ctx); err != nil {
+		return nil, err
+	}
+	now, err := s.readVolume(ctx, v.object)
+	switch {
+	case errors.Is(err, backend.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case now.State == ready || now.State == deleting || !now.Created.Equal(v.Created) || now.SubDir != v.SubDir:
+		return nil, fmt.Errorf("%w: another process has changed volume %s", backend.ErrUnavailable, v)
+	}
+	return now, nil
+}
+
 // rollBack removes the record of v, which was never ready, and the directory as far as it is ours.
-// The caller has claimed v.
+// The caller has claimed v. Errors: those of unfinished.
 func (s *store) rollBack(ctx context.Context, v *volume) error {
-	if !v.Shared {
-		if err := s.dropDirectory(ctx, v); err != nil {
+	now, err := s.unfinished(ctx, v)
+	if err != nil {
+		return err
+	}
+	if now != nil && !v.Shared {
+		if err := s.dropDirectory(ctx, now); err != nil {
 			return err
 		}
 	}

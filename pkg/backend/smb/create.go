@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -98,12 +99,18 @@ func checkAccess(a backend.Access) error {
 // directory may be ours. The marker stays if it is unknown whether the directory was made.
 func (c *claim) makeSimple(v *volume) (err error) {
 	defer func() { c.keep = err != nil && !leavesNothing(err) }()
+	if c.began != "" && c.began != v.SubDir { // of a request with another directory
+		if err := c.dropUnrecorded(v.object); err != nil {
+			return err
+		}
+		c.began = ""
+	}
 	dir := c.path(v.SubDir)
 	err = c.share.Mkdir(c.ctx, dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: there is no directory %s", backend.ErrPrecondition, c.source)
-	case errors.Is(err, fs.ErrExist) && !c.began:
+	case errors.Is(err, fs.ErrExist) && c.began == "":
 		return c.foreign(v)
 	case errors.Is(err, fs.ErrExist):
 		e, err := c.share.Stat(c.ctx, dir)
@@ -139,7 +146,9 @@ func (s *store) foreign(v *volume) error {
 // makeEmpty makes the directory of v, which does not exist. The caller has claimed v. old is the
 // record that an earlier attempt has left, or nil.
 func (s *store) makeEmpty(ctx context.Context, v, old *volume) error {
-	if old == nil {
+	if old != nil {
+		v.Created = old.Created // rollBack compares it
+	} else {
 		if err := s.create(ctx, volumesDir, volumeFormat, v.object, v); err != nil {
 			return err
 		}
@@ -149,28 +158,22 @@ func (s *store) makeEmpty(ctx context.Context, v, old *volume) error {
 		v.State = ready
 		err = s.replace(ctx, volumesDir, volumeFormat, v.object, v)
 		if err != nil && leavesNothing(err) {
-			if e := s.unmake(ctx, v); e != nil {
+			if e := s.rollBack(ctx, v); e != nil {
 				return fmt.Errorf("%w: %w, and the directory could not be removed: %w", backend.ErrUnavailable, err, e)
 			}
 		}
 		return err
 	}
 	if leavesNothing(err) {
-		if e := s.remove(ctx, s.recordPath(volumesDir, v.key)); e != nil {
+		_, e := s.unfinished(ctx, v)
+		if e == nil {
+			e = s.remove(ctx, s.recordPath(volumesDir, v.key))
+		}
+		if e != nil {
 			return fmt.Errorf("%w: %w, and the record could not be removed: %w", backend.ErrUnavailable, err, e)
 		}
 	}
 	return err
-}
-
-// unmake removes the empty directory and the record of a volume that could not be made.
-func (s *store) unmake(ctx context.Context, v *volume) error {
-	if !v.Shared {
-		if err := s.share.Remove(ctx, s.path(v.SubDir)); err != nil {
-			return err
-		}
-	}
-	return s.remove(ctx, s.recordPath(volumesDir, v.key))
 }
 
 // leavesNothing reports whether a call that fails with err must leave nothing behind: the caller
@@ -192,8 +195,15 @@ func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
 			return err
 		}
 	}
+	if v.Shared {
+		if err := s.isNoSource(ctx, v); err != nil {
+			return err
+		}
+	}
 	err = s.share.Mkdir(ctx, s.path(v.SubDir))
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && strings.Contains(v.SubDir, "/"):
+		return fmt.Errorf("%w: a parent of %s is not a directory, or is gone", backend.ErrPrecondition, s.where(v))
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: there is no directory %s", backend.ErrPrecondition, s.source)
 	case err == nil || !errors.Is(err, fs.ErrExist):
@@ -258,11 +268,41 @@ func (s *store) isOurs(ctx context.Context, v *volume, dir client.Entry, file st
 }
 
 // isNewer reports whether the server made a directory after the record of v, which was written when
-// the directory of v existed. The time of the write counts: on NTFS a file that replaces another has
-// the creation time of the other (tunneling).
+// the directory of v existed.
 func (s *store) isNewer(ctx context.Context, v *volume, dir client.Entry) (bool, error) {
+	err := s.keepWritten(ctx, v)
+	return err == nil && dir.Created.After(v.Written), err
+}
+
+// keepWritten sets v.Written, if it is not set, to the time at which the server has written the
+// record of v: a later record must not have a later time. The time of the write counts: on NTFS a
+// file that replaces another has the creation time of the other (tunneling).
+func (s *store) keepWritten(ctx context.Context, v *volume) error {
+	if !v.Written.IsZero() {
+		return nil
+	}
 	r, err := s.share.Stat(ctx, s.recordPath(volumesDir, v.key))
-	return err == nil && dir.Created.After(r.Modified), err
+	v.Written = r.Modified
+	return err
+}
+
+// isNoSource returns backend.ErrPrecondition if the directory of v is the source of other volumes,
+// or is around a source in the file of shares.
+func (s *store) isNoSource(ctx context.Context, v *volume) error {
+	dir := s.source
+	dir.Path = s.path(v.SubDir)
+	sources := s.shares.sources()
+	inside := slices.IndexFunc(sources, func(other mounter.ShareSource) bool { return contains(dir, other) })
+	if inside >= 0 {
+		return fmt.Errorf("%w: %s is around the source %s: choose another subDir", backend.ErrPrecondition, dir,
+			sources[inside])
+	}
+	_, err := s.share.Stat(ctx, path.Join(dir.Path, metaDir))
+	if err == nil {
+		return fmt.Errorf("%w: %s is the source of other volumes: delete these first, or choose another subDir",
+			backend.ErrPrecondition, dir)
+	}
+	return ignore(err, fs.ErrNotExist)
 }
 
 func (s *store) isEmpty(ctx context.Context, dir string) (bool, error) {

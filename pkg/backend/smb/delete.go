@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,7 +38,7 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 	}
 	defer end()
 	err = s.withReserve(ctx, func() error {
-		return s.claimed(ctx, o, false, func(c *claim) error { return c.deleteVolume(o) })
+		return s.claimed(ctx, o, "", func(c *claim) error { return c.deleteVolume(o) })
 	})
 	if err == nil && !s.untouched {
 		b.emptyTrash(o.source, secrets)
@@ -48,19 +50,25 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 func (c *claim) deleteVolume(o object) error {
 	ctx, s := c.ctx, c.store
 	v, err := s.readVolume(ctx, o)
-	first := err == nil && v.State == ready
 	switch {
 	case errors.Is(err, errEmpty):
 		return s.remove(ctx, s.recordPath(volumesDir, o.key))
 	case errors.Is(err, backend.ErrNotFound):
-		c.keep = c.began // the directory may exist, and a call may still make the volume
-		return nil
+		err = c.dropUnrecorded(o)
+		c.keep = err != nil
+		return err
 	case err != nil:
 		return err
 	case v.State == creating || v.State == made:
 		return s.rollBack(ctx, v)
 	case v.State == ready:
 		if done, err := c.deleteAtOnce(v); done || err != nil {
+			return err
+		}
+		if err := s.readers(ctx, o); err != nil {
+			return err
+		}
+		if kept, err := s.keepOverlapping(ctx, v); kept || err != nil {
 			return err
 		}
 		before := *v
@@ -74,7 +82,41 @@ func (c *claim) deleteVolume(o object) error {
 			return errors.Join(err, s.replace(ctx, volumesDir, volumeFormat, o, &before))
 		}
 	}
-	return s.finishDelete(ctx, v, first)
+	return s.finishDelete(ctx, v)
+}
+
+// dropUnrecorded removes the directory that a process which has ended made for a volume without a
+// record, if it is still empty.
+func (c *claim) dropUnrecorded(o object) error {
+	if c.began == "" || checkSubDir(c.began) != nil {
+		return nil
+	}
+	v := &volume{object: o, SubDir: c.began}
+	dir, err := c.share.Stat(c.ctx, c.path(v.SubDir))
+	if err != nil {
+		return ignore(err, fs.ErrNotExist)
+	}
+	ours, err := c.isOurs(c.ctx, v, dir, c.files[0])
+	if err == nil && ours {
+		err = c.share.Remove(c.ctx, c.path(v.SubDir))
+	}
+	return ignore(ignore(err, errOverlap), client.ErrNotEmpty)
+}
+
+// keepOverlapping removes the record of v, and leaves its directory, if the directory has become
+// that of another volume, or is inside or around it: a person has moved directories on the server.
+// Errors: backend.ErrPrecondition if the directory is a source of volumes.
+func (s *store) keepOverlapping(ctx context.Context, v *volume) (kept bool, err error) {
+	if v.Shared {
+		return false, nil
+	}
+	switch err := s.overlaps(ctx, v); {
+	case errors.Is(err, errOverlap):
+		return true, s.forget(ctx, v)
+	case err != nil:
+		return false, err
+	}
+	return false, s.isNoSource(ctx, v)
 }
 
 // deleteAtOnce deletes v if that needs no record of the deletion: its directory is gone, or is empty
@@ -173,11 +215,10 @@ func trashPath(key string) string {
 }
 
 // finishDelete removes the directory of a volume in the state deleting, if it is empty, or moves
-// it, and removes the record. It may be repeated by any process that has claimed the volume; first
-// reports that no process has begun.
-func (s *store) finishDelete(ctx context.Context, v *volume, first bool) error {
+// it, and removes the record. Any process that has claimed the volume may repeat it.
+func (s *store) finishDelete(ctx context.Context, v *volume) error {
 	if v.Target != "" {
-		begun, err := s.hasBegun(ctx, v, first)
+		begun, err := s.hasBegun(ctx, v)
 		if err == nil && !begun {
 			err = s.moveOrRemove(ctx, v)
 		}
@@ -190,10 +231,7 @@ func (s *store) finishDelete(ctx context.Context, v *volume, first bool) error {
 
 // hasBegun reports whether an earlier attempt has moved or removed the directory of v. A directory
 // that the server made after the record of the deletion is not that of v.
-func (s *store) hasBegun(ctx context.Context, v *volume, first bool) (bool, error) {
-	if first {
-		return false, nil
-	}
+func (s *store) hasBegun(ctx context.Context, v *volume) (bool, error) {
 	if _, err := s.share.Stat(ctx, s.path(v.Target)); !errors.Is(err, fs.ErrNotExist) {
 		return err == nil, err
 	}
@@ -234,10 +272,13 @@ func (s *store) move(ctx context.Context, from, to string) error {
 	if _, err := s.share.Stat(ctx, s.path(from)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	if err := s.confirm(ctx); err != nil {
+		return err
+	}
 	err := retry(ctx, func() error { return s.share.Rename(ctx, s.path(from), s.path(to)) })
 	switch {
 	case errors.Is(err, client.ErrShared):
-		return fmt.Errorf("%w: another client has files of %s open: %w", backend.ErrInUse, s.path(from), err)
+		return fmt.Errorf("%w: another client has files of %s open: %s", backend.ErrInUse, s.path(from), err.Error())
 	case errors.Is(err, fs.ErrNotExist): // a person has removed the directory, or the trash
 		return errors.Join(s.prepare(ctx), fmt.Errorf("%w: %w", backend.ErrUnavailable, err))
 	}
@@ -249,8 +290,8 @@ func (s *store) toTrash(ctx context.Context, key, dir string) error {
 	return s.move(ctx, dir, trashPath(key))
 }
 
-// emptyTrash removes the content of the trash of a store in the background, unless that is being
-// done already. secrets are those of the call that filled it.
+// emptyTrash removes the content of the trash of a store in the background, unless a task is already
+// doing it. secrets are those of the call that filled the trash.
 func (b *Backend) emptyTrash(source mounter.ShareSource, secrets map[string]string) {
 	name := fold(source.String())
 	b.mu.Lock()
@@ -304,13 +345,15 @@ func (b *Backend) emptyTrashNow(ctx context.Context, source mounter.ShareSource,
 			}
 		}
 	}
-	for name, err := range left {
+	var failed error
+	for _, name := range slices.Sorted(maps.Keys(left)) {
+		err := left[name]
 		if !errors.Is(err, client.ErrShared) && !errors.Is(err, client.ErrNotEmpty) &&
 			!errors.Is(err, backend.ErrBusy) {
-			return fmt.Errorf("%s: %w", name, err)
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", name, err))
 		}
 	}
-	return errors.Join(s.sweep(ctx), s.fillReserve(ctx))
+	return errors.Join(failed, s.sweep(ctx), s.fillReserve(ctx))
 }
 
 // removeTrash removes an entry of the trash. The record of a volume that is being deleted goes
@@ -324,7 +367,7 @@ func (s *store) removeTrash(ctx context.Context, name string) error {
 			err = s.exclusively(ctx, o, func(ctx context.Context) error {
 				v, err := s.readVolume(ctx, o)
 				if err == nil && v.State == deleting {
-					err = s.finishDelete(ctx, v, false)
+					err = s.finishDelete(ctx, v)
 				}
 				return err
 			})
@@ -335,10 +378,6 @@ func (s *store) removeTrash(ctx context.Context, name string) error {
 	}
 	return s.share.RemoveTree(ctx, s.meta(trashDir, name))
 }
-
-// markerAge is the time after which a marker that has not changed is removed. It is long: the
-// repetition of a call reads the markers of the call.
-const markerAge = 24 * time.Hour
 
 // sweep removes entries in the directory of markers that have not changed for long, by the clock of
 // the server: another file of the directory shows it.
@@ -354,7 +393,7 @@ func (s *store) sweep(ctx context.Context) error {
 	for _, e := range entries {
 		head, _, succeeds := strings.Cut(e.Name, "~")
 		switch {
-		case newest.Sub(e.Modified) <= markerAge:
+		case newest.Sub(e.Modified) <= s.markerAge:
 		case succeeds && names[head]: // removed with the head of its chain
 		case e.Dir:
 			err = s.sweepCopies(ctx, e.Name, newest)
@@ -385,16 +424,18 @@ func (s *store) markers(ctx context.Context, dir string) (entries []client.Entry
 // sweepMarker removes the markers of an object that has no record, if their process has ended. With
 // a record, the next call for the object removes them.
 func (s *store) sweepMarker(ctx context.Context, name string) error {
-	for _, dir := range []string{volumesDir, snapshotsDir} {
-		if _, err := s.share.Stat(ctx, s.recordPath(dir, name)); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	if s.hasRecord(ctx, name) {
+		return nil
 	}
-	c, err := s.tryClaim(ctx, name, false)
-	if c != nil {
-		c.release(ctx)
+	c, err := s.tryClaim(ctx, name, "")
+	if c == nil {
+		return err
 	}
-	return err
+	defer c.release(ctx)
+	if s.hasRecord(c.ctx, name) {
+		return nil
+	}
+	return c.dropUnrecorded(object{name, s.source})
 }
 
 // sweepCopies removes the old markers of copies of an object, and their directory if it is empty.
@@ -405,7 +446,7 @@ func (s *store) sweepCopies(ctx context.Context, name string, newest time.Time) 
 		return ignore(err, fs.ErrNotExist)
 	}
 	for _, e := range entries {
-		if newest.Sub(e.Modified) > markerAge {
+		if newest.Sub(e.Modified) > s.markerAge {
 			if err := s.remove(ctx, s.meta(workDir, name, e.Name)); err != nil {
 				return err
 			}

@@ -28,7 +28,7 @@ func (b *Backend) Health(ctx context.Context, id string) ([]backend.Condition, e
 			return s.conditions(ctx, v)
 		}
 	}
-	if c, ok := condition(o.source, err); ok {
+	if c, ok := condition(o.source, err); ok && !errors.Is(err, errNotListed) {
 		return []backend.Condition{c}, nil
 	}
 	return nil, err
@@ -78,7 +78,7 @@ func (b *Backend) ListHealth(ctx context.Context, after string,
 		id         string
 		conditions []backend.Condition
 	}
-	found, more, err := listed(ctx, b, volumesDir, volumeid.Volume, after, limit,
+	found, more, err := listed(ctx, b, b.shares.sources(), volumesDir, volumeid.Volume, after, limit,
 		func(ctx context.Context, s *store, e client.Entry) (*sick, error) {
 			v, err := s.listedVolume(ctx, e)
 			if err != nil || v.State != ready {
@@ -101,11 +101,7 @@ const lowSpace = 0.02
 
 // StorageHealth returns the conditions of the shares in the file of shares.
 func (b *Backend) StorageHealth(ctx context.Context) (all []backend.Condition, err error) {
-	sources, err := b.shares.sources()
-	if err != nil {
-		return nil, err
-	}
-	for _, source := range sources {
+	for _, source := range b.shares.sources() {
 		u := b.measure(ctx, source)
 		switch c, ok := condition(source, u.err); {
 		case ctx.Err() != nil:
@@ -158,8 +154,8 @@ const (
 func (b *Backend) watch(ctx context.Context) {
 	for i := 0; ; i++ {
 		b.measureAll(ctx)
-		if sources, err := b.shares.sources(); err == nil && i%trashRounds == 0 {
-			for _, source := range sources {
+		if i%trashRounds == 0 {
+			for _, source := range b.shares.sources() {
 				b.emptyTrash(source, nil)
 			}
 		}
@@ -172,14 +168,10 @@ func (b *Backend) watch(ctx context.Context) {
 }
 
 func (b *Backend) measureAll(ctx context.Context) {
-	sources, err := b.shares.sources()
-	if err != nil {
-		return
-	}
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	all := map[string]space{}
-	for _, source := range sources {
+	for _, source := range b.shares.sources() {
 		group.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, spaceLimit)
 			defer cancel()
@@ -198,13 +190,9 @@ func (b *Backend) measureAll(ctx context.Context) {
 // Metrics returns the space of the shares in the file of shares, at most a minute old, and the
 // copies of this process. A share that could not be measured has the values 0.
 func (b *Backend) Metrics() (all []backend.Metric) {
-	sources, err := b.shares.sources()
-	if err != nil {
-		return nil
-	}
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
-	for _, source := range sources {
+	for _, source := range b.shares.sources() {
 		u, measured := b.space.bySource[source.String()]
 		up := 0.0
 		if measured && u.err == nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -12,6 +11,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -48,7 +48,7 @@ func (b *Backend) find(ctx context.Context, id string, secrets map[string]string
 
 // List returns the volumes of the shares in the file of shares.
 func (b *Backend) List(ctx context.Context, after string, limit int) (page []backend.Volume, more bool, err error) {
-	records, more, err := listed(ctx, b, volumesDir, volumeid.Volume, after, limit,
+	records, more, err := listed(ctx, b, b.shares.sources(), volumesDir, volumeid.Volume, after, limit,
 		func(ctx context.Context, s *store, e client.Entry) (*volume, error) {
 			v, err := s.listedVolume(ctx, e)
 			if err == nil && v.State != ready {
@@ -65,7 +65,15 @@ func (b *Backend) List(ctx context.Context, after string, limit int) (page []bac
 // ListSnapshots returns the snapshots of the shares in the file of shares.
 func (b *Backend) ListSnapshots(ctx context.Context, source, after string,
 	limit int) (page []backend.Snapshot, more bool, err error) {
-	records, more, err := listed(ctx, b, snapshotsDir, volumeid.Snapshot, after, limit,
+	sources := b.shares.sources()
+	if source != "" {
+		o, err := parseObject(volumeid.Volume, source)
+		if err != nil {
+			return nil, false, nil
+		}
+		sources = slices.DeleteFunc(sources, func(s mounter.ShareSource) bool { return fold(s.String()) != fold(o.source.String()) })
+	}
+	records, more, err := listed(ctx, b, sources, snapshotsDir, volumeid.Snapshot, after, limit,
 		func(ctx context.Context, s *store, e client.Entry) (*snapshot, error) {
 			r, err := s.cache.get(cacheKey(s.source, snapshotsDir, e.Name), e, func() (any, error) {
 				n, err := s.readSnapshot(ctx, object{e.Name, s.source})
@@ -88,11 +96,13 @@ func (b *Backend) ListSnapshots(ctx context.Context, source, after string,
 // listAtOnce is the number of records that are read at the same time.
 const listAtOnce = 16
 
-// listed returns up to limit records of all listed stores with an ID greater than after. read
-// returns nil for a record that is not in the list.
-func listed[R any](ctx context.Context, b *Backend, dir string, kind volumeid.Kind, after string, limit int,
+// listed returns up to limit records of the stores of sources with an ID greater than after. read
+// returns nil for a record that is not in the list. Records of another source are not: a copy of a
+// store, or the address of a server under another name, makes other IDs.
+func listed[R any](ctx context.Context, b *Backend, sources []mounter.ShareSource, dir string, kind volumeid.Kind,
+	after string, limit int,
 	read func(ctx context.Context, s *store, e client.Entry) (*R, error)) (page []*R, more bool, err error) {
-	stores, err := b.listedStores(ctx)
+	stores, err := b.openStores(ctx, sources)
 	if err != nil {
 		return nil, false, err
 	}
@@ -113,7 +123,8 @@ func listed[R any](ctx context.Context, b *Backend, dir string, kind volumeid.Ki
 			return nil, false, err
 		}
 		for _, e := range entries {
-			if id := (object{e.Name, s.source}).String(); id > after {
+			id := object{e.Name, s.source}.String()
+			if _, err := parseObject(kind, id); err == nil && id > after {
 				candidates = append(candidates, candidate{s, e, id})
 			}
 		}
@@ -123,7 +134,7 @@ func listed[R any](ctx context.Context, b *Backend, dir string, kind volumeid.Ki
 		part := candidates[:min(len(candidates), limit-len(page))]
 		candidates = candidates[len(part):]
 		records := make([]*R, len(part))
-		group, ctx := errgroup.WithContext(ctx)
+		var group errgroup.Group // an error must not end the requests of the others, and with them the session
 		group.SetLimit(listAtOnce)
 		for i, c := range part {
 			group.Go(func() (err error) {
@@ -146,14 +157,11 @@ func listed[R any](ctx context.Context, b *Backend, dir string, kind volumeid.Ki
 	return page, len(candidates) > 0, nil
 }
 
-// listedStores opens the stores of the file of shares. The caller closes them.
-func (b *Backend) listedStores(ctx context.Context) (stores []*store, err error) {
-	sources, err := b.shares.sources()
-	if err != nil {
-		return nil, err
-	}
-	stores = make([]*store, len(sources))
-	group, ctx := errgroup.WithContext(ctx)
+// openStores opens the stores of sources, with the credentials of the file of shares. The caller
+// closes them.
+func (b *Backend) openStores(ctx context.Context, sources []mounter.ShareSource) ([]*store, error) {
+	stores := make([]*store, len(sources))
+	var group errgroup.Group
 	for i, source := range sources {
 		group.Go(func() (err error) {
 			stores[i], err = b.store(ctx, source, nil, client.Calls)
@@ -201,10 +209,12 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, secrets map
 		return err
 	}
 	_, err := b.change(ctx, id, secrets, func(v *volume) (changed bool, err error) {
-		for _, key := range slices.Collect(maps.Keys(parameters)) {
-			changed, v.OnDelete = v.OnDelete != parameters[key], parameters[key]
+		value, ok := parameters[onDeleteKey]
+		if !ok || value == v.OnDelete {
+			return false, nil
 		}
-		return changed, nil
+		v.OnDelete = value
+		return true, nil
 	})
 	return err
 }
@@ -218,11 +228,11 @@ func (b *Backend) change(ctx context.Context, id string, secrets map[string]stri
 	}
 	s, err := b.store(ctx, o.source, secrets, client.Calls)
 	if err != nil {
-		return nil, err
+		return nil, repeated(err)
 	}
 	defer s.close()
 	if _, err := s.liveVolume(ctx, o); err != nil {
-		return nil, err
+		return nil, repeated(err)
 	}
 	var v *volume
 	err = s.exclusively(ctx, o, func(ctx context.Context) error {
@@ -233,10 +243,21 @@ func (b *Backend) change(ctx context.Context, id string, secrets map[string]stri
 		if err != nil || !changed {
 			return err
 		}
+		if err := s.keepWritten(ctx, v); err != nil {
+			return err
+		}
 		return s.replace(ctx, volumesDir, volumeFormat, o, v)
 	})
-	if errors.Is(err, backend.ErrExhausted) { // final for the resizer, which would block the claim
-		err = fmt.Errorf("%w: %s", backend.ErrUnavailable, err.Error())
+	return v, repeated(err)
+}
+
+// repeated makes errors of a share, which the resizer takes for final, or for those of a volume in
+// use, ones that it repeats.
+func repeated(err error) error {
+	for _, class := range []error{backend.ErrExhausted, backend.ErrPrecondition, backend.ErrNotReady} {
+		if errors.Is(err, class) {
+			return fmt.Errorf("%w: %s", backend.ErrUnavailable, err.Error())
+		}
 	}
-	return v, err
+	return err
 }

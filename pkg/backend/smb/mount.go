@@ -56,12 +56,13 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	s := &store{Backend: b, share: share, source: source}
 	defer s.close()
 	volumeContext := a.Context
+	var v *volume // nil: of an administrator, or the credentials must not read its record
 	if notOurs == nil {
-		if volumeContext, err = s.contextOf(ctx, o, a); err != nil {
+		if v, volumeContext, err = s.contextOf(ctx, o, a); err != nil {
 			return mounter.Mount{}, err
 		}
 	}
-	if err := s.verify(ctx, volumeContext[subDirKey]); err != nil {
+	if err := s.verify(ctx, v, volumeContext[subDirKey]); err != nil {
 		return mounter.Mount{}, err
 	}
 	m, err := mountOf(source, volumeContext, a, login)
@@ -74,28 +75,28 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 // kerberosOption is the mount option for Kerberos.
 const kerberosOption = "sec=krb5"
 
-// contextOf returns the volume context in the record of a volume. Errors: backend.ErrNotFound;
+// contextOf returns a volume and the volume context in its record. Errors: backend.ErrNotFound;
 // ErrInvalid if that of the request differs. Credentials that must not read the records are enough
-// to mount the directory in a complete volume context.
-func (s *store) contextOf(ctx context.Context, o object, a backend.Access) (map[string]string, error) {
+// to mount the directory in a complete volume context; the volume is nil then.
+func (s *store) contextOf(ctx context.Context, o object, a backend.Access) (*volume, map[string]string, error) {
 	v, err := s.liveVolume(ctx, o)
 	if errors.Is(err, backend.ErrDenied) && len(a.Context) == len(contextKeys) {
 		if a.Context[sourceKey] != o.source.String() {
-			return nil, fmt.Errorf("%w: volume %s is not in %.128q", backend.ErrInvalid, o, a.Context[sourceKey])
+			return nil, nil, fmt.Errorf("%w: volume %s is not in %.128q", backend.ErrInvalid, o, a.Context[sourceKey])
 		}
-		return a.Context, nil
+		return nil, a.Context, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	want := v.context()
 	for _, key := range slices.Sorted(maps.Keys(a.Context)) {
 		if want[key] != a.Context[key] {
-			return nil, fmt.Errorf("%w: volume %s has %s=%s, not %.128q", backend.ErrInvalid, o, key, want[key],
+			return nil, nil, fmt.Errorf("%w: volume %s has %s=%s, not %.128q", backend.ErrInvalid, o, key, want[key],
 				a.Context[key])
 		}
 	}
-	return want, nil
+	return v, want, nil
 }
 
 // contextKeys are the keys of a volume context.
@@ -120,8 +121,9 @@ func checkContext(volumeContext map[string]string) error {
 	return nil
 }
 
-// verify returns an error if there is no directory of a volume that the credentials can reach.
-func (s *store) verify(ctx context.Context, subDir string) error {
+// verify returns an error if there is no directory of a volume that the credentials can reach, or if
+// the directory is that of another volume now. v may be nil.
+func (s *store) verify(ctx context.Context, v *volume, subDir string) error {
 	path := s.source.Path
 	if subDir != "" {
 		path = s.path(subDir)
@@ -132,8 +134,14 @@ func (s *store) verify(ctx context.Context, subDir string) error {
 		return fmt.Errorf("%w: there is no directory %q on %s", backend.ErrPrecondition, path, s.share.Source)
 	case err == nil && !e.Dir:
 		return fmt.Errorf("%w: %q on %s is not a directory", backend.ErrPrecondition, path, s.share.Source)
+	case err != nil || v == nil || v.Shared:
+		return err
 	}
-	return err
+	newer, err := s.isNewer(ctx, v, e)
+	if err == nil && newer { // a person has removed the directory of v, and made another, or a volume has it
+		err = s.overlaps(ctx, v)
+	}
+	return ignore(err, backend.ErrDenied)
 }
 
 // Options that a mount has unless a request has others.

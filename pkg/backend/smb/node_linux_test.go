@@ -309,11 +309,21 @@ func (n *node) survivesSilence() {
 	n.statistics(v, 100)
 	before := n.level()
 	n.statistics(v, 1000)
+	read := make(chan error, 1) // keeps the mount busy until the unpublish ends it
+	go func() {
+		_, err := n.NodeGetVolumeStats(n.context(time.Minute), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetVolumeId(),
+			VolumePath: n.at("first")})
+		read <- err
+	}()
+	time.Sleep(time.Second)
 	begin := time.Now() // the kernel of the guest runs programs some 30 times slower than the machine
 	n.ok(n.unpublish(v, "first", time.Minute))
 	unpublished := time.Now()
 	n.ok(n.unstage(v, time.Minute))
 	n.Logf("on a silent server: unpublish %s, unstage %s", unpublished.Sub(begin), time.Since(unpublished))
+	if err := <-read; err == nil {
+		n.Error("the statistics of a silent share")
+	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 		if now := n.level(); now.within(before) {
 			n.Logf("after 1,000 calls: %+v, before: %+v", now, before)
@@ -432,7 +442,11 @@ func (n *node) rotates() {
 	n.ok(n.Do("restart", ""))
 	health, err := n.NodeGetVolumeHealth(n.context(20*time.Second), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetVolumeId()})
 	n.ok(err)
-	if !strings.Contains(health.String(), "CredentialsNotChanged") { // from 6.9
+	kept := strings.Contains(health.String(), "CredentialsNotChanged")
+	if kept != n.keepsPasswords() {
+		n.Errorf("health: %v, want the condition CredentialsNotChanged: %v", health, !kept)
+	}
+	if !kept {
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
 			path := n.at("pod", "new")
 			err := os.WriteFile(path, []byte("x"), 0o600)
@@ -454,6 +468,17 @@ func (n *node) rotates() {
 	}
 	n.ok(n.Do("password", n.password))
 	n.end(v, "pod")
+}
+
+// keepsPasswords reports whether the kernel cannot change the password of a mount: before Linux 6.9.
+func (n *node) keepsPasswords() bool {
+	n.Helper()
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	n.ok(err)
+	var major, minor int
+	_, err = fmt.Sscanf(string(release), "%d.%d", &major, &minor)
+	n.ok(err)
+	return major < 6 || (major == 6 && minor < 9)
 }
 
 // wantCondition checks that a volume has a condition.

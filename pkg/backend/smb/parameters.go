@@ -154,6 +154,9 @@ func checkSubDir(subDir string) error {
 // device matches the names that Windows reserves for devices, with any extension.
 var device = regexp.MustCompile(`(?i)^(con|prn|aux|nul|conin\$|conout\$|(com|lpt)([0-9¹²³]))( *\..*)?$`)
 
+// shortName matches names of the form that Windows gives further names of files.
+var shortName = regexp.MustCompile(`^[^.]{1,6}~[0-9]{1,6}(\..{0,3})?$`)
+
 // checkName returns an error for a name that a directory of a volume must not have: one that
 // Windows refuses, or the name of the records.
 func checkName(name string) error {
@@ -163,6 +166,8 @@ func checkName(name string) error {
 	switch {
 	case device.MatchString(name):
 		return fmt.Errorf("%.64q is the name of a device on Windows", name)
+	case shortName.MatchString(name):
+		return fmt.Errorf("%.64q has the form of a short name of Windows, and may name another file", name)
 	case fold(name) == metaDir:
 		return fmt.Errorf("the name %s is reserved", metaDir)
 	case strings.HasPrefix(name, " "):

@@ -35,6 +35,10 @@ type common struct {
 	Size    int64     `json:"size"` // bytes
 	Created time.Time `json:"created"`
 	Target  string    `json:"target,omitempty"` // path in the store to which the directory of a deleted object moves
+
+	// Written is the time at which the server wrote the first record of the state ready, once the
+	// record was written again. Zero: the time of the file.
+	Written time.Time `json:"written,omitzero"`
 }
 
 // volume is the record of a volume.
@@ -170,12 +174,20 @@ func (s *store) create(ctx context.Context, dir string, f record.Format, o objec
 	}
 	path := s.recordPath(dir, o.key)
 	err = s.share.Create(ctx, path, content)
-	if errors.Is(err, fs.ErrExist) {
-		if err = s.remove(ctx, path); err == nil {
-			err = s.share.Create(ctx, path, content)
-		}
+	if !errors.Is(err, fs.ErrExist) {
+		return err
 	}
-	return err
+	old, err := s.share.Read(ctx, path, maxRecord)
+	switch {
+	case err != nil:
+		return err
+	case len(old) > 0:
+		return fmt.Errorf("%w: another process has made %s", backend.ErrUnavailable, o)
+	}
+	if err := s.remove(ctx, path); err != nil {
+		return err
+	}
+	return s.share.Create(ctx, path, content)
 }
 
 // replace writes the record of an existing object. The caller has claimed the object.

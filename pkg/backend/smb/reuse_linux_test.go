@@ -17,42 +17,49 @@ import (
 
 var errLost = fmt.Errorf("%w: the connection was lost", backend.ErrUnavailable)
 
-// TestAConnectionIsLostAtEachStep: before each operation on the server in turn, the connection
-// ends. The same process repeats the call, and nothing is left when everything is deleted.
-func TestAConnectionIsLostAtEachStep(t *testing.T) {
+// TestAConnectionIsLostAtSteps: before an operation on the server, or after it and before its answer, the connection ends. The same process repeats the call, and nothing is left when
+// everything is deleted.
+func TestAConnectionIsLostAtSteps(t *testing.T) {
 	server := smbtest.Serve(t)
 	for name, row := range interrupted {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for step, done := int64(0), false; !done; step++ {
-				w := newWorld(t, server, smbtest.Share)
-				w.life = 400 * time.Millisecond
-				var id string
-				if row.prepare != nil {
-					var err error
-					if id, err = row.prepare(w, w.open()); err != nil {
-						t.Fatal(err)
+		for _, executed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, executed %v", name, executed), func(t *testing.T) {
+				t.Parallel()
+				for step, done := int64(0), false; !done; step += int64(stride(2)) {
+					w := newWorld(t, server, smbtest.Share)
+					w.life = 400 * time.Millisecond
+					var id string
+					if row.prepare != nil {
+						var err error
+						if id, err = row.prepare(w, w.open()); err != nil {
+							t.Fatal(err)
+						}
 					}
-				}
-				b := w.open()
-				var steps atomic.Int64
-				b.pool.Before = func(string, string) error {
-					if steps.Add(1) == step+1 {
-						return errLost
+					b := w.open()
+					var steps atomic.Int64
+					lose := func(string, string) error {
+						if steps.Add(1) == step+1 {
+							return errLost
+						}
+						return nil
 					}
-					return nil
+					if executed {
+						b.pool.After = lose
+					} else {
+						b.pool.Before = lose
+					}
+					made, err := until(t, func() (string, error) { return row.call(w, b, id) })
+					if err != nil {
+						t.Fatalf("step %d: %v", step, err)
+					}
+					if done = steps.Load() <= step; done {
+						steps.Store(step + 1)
+					}
+					row.check(w, b, made)
+					w.isEmptyExceptMarkers(b)
 				}
-				made, err := until(t, func() (string, error) { return row.call(w, b, id) })
-				if err != nil {
-					t.Fatalf("step %d: %v", step, err)
-				}
-				if done = steps.Load() <= step; done {
-					steps.Store(step + 1)
-				}
-				row.check(w, b, made)
-				w.isEmptyExceptMarkers(b)
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -110,7 +117,7 @@ func old(w *world, b *Backend) (string, error) {
 	return v.ID, err
 }
 
-// TestADirectoryIsUsedAgain: a call is interrupted at each step, another volume with the same
+// TestADirectoryIsUsedAgain: a call is interrupted at a step, another volume with the same
 // directory is created, and the call is repeated. The second volume keeps its directory and its
 // data.
 func TestADirectoryIsUsedAgain(t *testing.T) {
@@ -125,7 +132,8 @@ func TestADirectoryIsUsedAgain(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, killed %v, then %s", name, killed, strings.ReplaceAll(subDir, "/", " ")),
 					func(t *testing.T) {
 						t.Parallel()
-						for step := 0; !useAgain(t, server, step, killed, subDir, row.prepare, row.call); step++ {
+						for step := 0; !useAgain(t, server, step, killed, subDir, row.prepare, row.call); {
+							step += stride(3)
 						}
 					})
 			}

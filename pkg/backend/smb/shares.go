@@ -136,12 +136,16 @@ func (l *shareList) current() []shareEntry {
 }
 
 // sources returns the sources of all shares.
-func (l *shareList) sources() (all []mounter.ShareSource, err error) {
+func (l *shareList) sources() (all []mounter.ShareSource) {
 	for _, e := range l.current() {
 		all = append(all, e.source)
 	}
-	return all, nil
+	return all
 }
+
+// errNotListed reports a share for which this process has no credentials. Nothing is known of its
+// volumes.
+var errNotListed = fmt.Errorf("%w: no credentials", backend.ErrUnauthenticated)
 
 // login returns how to log in to the server of a source: with the secrets of a call, as a guest or
 // by the node's Kerberos tickets as its mount options say, or with the credentials of the entry for
@@ -177,8 +181,8 @@ func (b *Backend) login(source mounter.ShareSource, secrets map[string]string, o
 		return client.Login{}, fmt.Errorf("%w: the call has no secret for %s: name a Secret in the class or the "+
 			"volume, or use the mount option guest", backend.ErrUnauthenticated, source)
 	case best == nil:
-		return client.Login{}, fmt.Errorf("%w: no credentials for %s: list the share in %s, or name a Secret in the "+
-			"class", backend.ErrUnauthenticated, source, b.cfg.Shares)
+		return client.Login{}, fmt.Errorf("%w for %s: list the share in %s, or name a Secret in the class", errNotListed,
+			source, b.cfg.Shares)
 	case best.Guest:
 		return client.Login{Guest: true}, nil
 	}

@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -72,19 +73,22 @@ type Backend struct {
 	shares *shareList
 	owner  string // identifies this process in markers
 	life   time.Duration
-	jobs   *jobs.Jobs
-	copies *fair.Slots
-	probes prober
-	space  spaces
-	cache  recordCache
+	// markerAge is the time after which a marker that has not changed is removed. It is long: the
+	// repetition of a call reads the markers of the call.
+	markerAge time.Duration
+	jobs      *jobs.Jobs
+	probes    prober
+	space     spaces
+	cache     recordCache
 
 	tickets  sync.Mutex // held while a credential cache is replaced
 	mu       sync.Mutex
-	seen     map[string]sighting // markers of other processes, by path with the source
-	emptying map[string]bool     // sources whose trash is being emptied
+	copies   map[string]*fair.Slots // by server: copies that wait for a server delay no other
+	seen     map[string]sighting    // markers of other processes, by path with the source
+	emptying map[string]bool        // sources whose trash is being emptied
 }
 
-// Limits of copies at the same time.
+// Limits of copies at the same time, for each server.
 var copyLimits = fair.Limits{Slots: 4, Tenant: 3, Kind: 4}
 
 // markerLife is the time after which a marker that does not change belongs to a process that has
@@ -102,8 +106,9 @@ func open(cfg Config, life time.Duration) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{cfg: cfg, pool: client.NewPool(), shares: shares, owner: random(), life: life, jobs: jobs.New(),
-		copies: fair.New(copyLimits), seen: map[string]sighting{}, emptying: map[string]bool{}}
+	b := &Backend{cfg: cfg, pool: client.NewPool(), shares: shares, owner: random(), life: life,
+		markerAge: 24 * time.Hour, jobs: jobs.New(),
+		copies: map[string]*fair.Slots{}, seen: map[string]sighting{}, emptying: map[string]bool{}}
 	b.probes.ask = client.Answers
 	b.jobs.Go(b.watch)
 	return b, nil
@@ -116,6 +121,18 @@ func (b *Backend) Close() error {
 	return nil
 }
 
+// startCopy waits for its turn among the copies on the server of a source. The caller calls leave.
+func (b *Backend) startCopy(ctx context.Context, kind string, from object, tenant string) (leave func(), err error) {
+	b.mu.Lock()
+	slots := b.copies[from.source.Server]
+	if slots == nil {
+		slots = fair.New(copyLimits)
+		b.copies[from.source.Server] = slots
+	}
+	b.mu.Unlock()
+	return slots.Acquire(ctx, fair.Request{Kind: kind, Tenant: tenant, Volume: from.key})
+}
+
 func random() string {
 	var n [8]byte
 	rand.Read(n[:])
@@ -125,9 +142,11 @@ func random() string {
 // store is the directory of a share that a class names as its source, with a session.
 type store struct {
 	*Backend
-	share     *client.Share
-	source    mounter.ShareSource
-	untouched bool // the last deletion put nothing into the trash
+	share      *client.Share
+	login      client.Login
+	source     mounter.ShareSource
+	mayPrepare bool // the call may make the directories of the store
+	untouched  bool // the last deletion put nothing into the trash
 }
 
 // store opens the store of a source. The caller calls close.
@@ -141,7 +160,7 @@ func (b *Backend) store(ctx context.Context, source mounter.ShareSource, secrets
 	if err != nil {
 		return nil, err
 	}
-	return &store{Backend: b, share: share, source: source}, nil
+	return &store{Backend: b, share: share, login: login, source: source}, nil
 }
 
 func (s *store) close() { s.share.Release() }
@@ -157,8 +176,11 @@ func (s *store) meta(elements ...string) string {
 }
 
 // prepare makes the directories of the store. Errors: backend.ErrPrecondition if the directory of
-// the source does not exist.
+// the source does not exist, or is inside a volume.
 func (s *store) prepare(ctx context.Context) error {
+	if err := s.checkAncestors(ctx); err != nil {
+		return err
+	}
 	// A missing directory of markers shows that the store is not prepared, so this directory is
 	// last.
 	for _, dir := range []string{"", volumesDir, snapshotsDir, trashDir, workDir} {
@@ -170,6 +192,31 @@ func (s *store) prepare(ctx context.Context) error {
 		}
 	}
 	return s.fillReserve(ctx)
+}
+
+// checkAncestors returns backend.ErrPrecondition if the source is a volume of another source, or a
+// directory in a volume: the deletion of that volume would delete the volumes of this source.
+func (s *store) checkAncestors(ctx context.Context) error {
+	elements := strings.Split(s.source.Path, "/")
+	for i := range elements {
+		if s.source.Path == "" {
+			return nil
+		}
+		outer := &store{Backend: s.Backend, share: s.share, source: s.source}
+		outer.source.Path = path.Join(elements[:i]...)
+		inner := fold(path.Join(elements[i:]...))
+		err := outer.eachVolume(ctx, func(v *volume) error {
+			if theirs := fold(v.SubDir); theirs == inner || within(inner, theirs) {
+				return fmt.Errorf("%w: source %s is in the directory of volume %s: choose another source",
+					backend.ErrPrecondition, s.source, v)
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, backend.ErrDenied) { // an account that cannot see the other source
+			return err
+		}
+	}
+	return nil
 }
 
 // reserveSize is the size of the reserve in bytes.

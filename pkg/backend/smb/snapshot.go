@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
@@ -44,9 +43,10 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 		return old.public(), old.fits(o.Source)
 	case err != nil && !errors.Is(err, backend.ErrNotFound):
 		return backend.Snapshot{}, err
-	}
-	if _, err := s.liveVolume(ctx, volume); err != nil {
-		return backend.Snapshot{}, err
+	case err != nil && !b.jobs.Makes(id.key):
+		if _, err := s.liveVolume(ctx, volume); err != nil {
+			return backend.Snapshot{}, err
+		}
 	}
 	n := &snapshot{object: id, Volume: o.Source}
 	n.Name = o.Name
@@ -57,7 +57,7 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 				return err
 			}
 			defer s.close()
-			leave, err := b.copies.Acquire(ctx, fair.Request{Kind: "snapshot", Tenant: o.Namespace, Volume: volume.key})
+			leave, err := b.startCopy(ctx, "snapshot", volume, o.Namespace)
 			if err != nil {
 				return err
 			}
@@ -80,7 +80,7 @@ func (n *snapshot) fits(source string) error {
 
 // takeSnapshot makes n, or finishes the work of an earlier attempt.
 func (s *store) takeSnapshot(ctx context.Context, n *snapshot, source object, job *jobs.Job) error {
-	return s.exclusively(ctx, n.object, func(ctx context.Context) error {
+	err := s.exclusively(ctx, n.object, func(ctx context.Context) error {
 		old, err := s.readSnapshot(ctx, n.object)
 		switch {
 		case err == nil && old.State == ready:
@@ -96,6 +96,7 @@ func (s *store) takeSnapshot(ctx context.Context, n *snapshot, source object, jo
 			return s.copySnapshot(ctx, n, source, job)
 		})
 	})
+	return s.explainFull(ctx, n.object, err)
 }
 
 // copySnapshot copies the data of a volume to n, which does not exist. The caller has claimed n.
@@ -175,6 +176,9 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string, secrets map[str
 	}
 	defer s.close()
 	if _, err := s.readSnapshot(ctx, o); errors.Is(err, backend.ErrNotFound) && !errors.Is(err, errEmpty) {
+		if _, err := s.share.Stat(ctx, s.meta(workDir)); errors.Is(err, fs.ErrNotExist) {
+			return errUnprepared
+		}
 		return nil
 	}
 	end, err := b.jobs.Exclusive(o.key)
@@ -201,7 +205,10 @@ func (s *store) deleteSnapshot(ctx context.Context, o object) error {
 		return nil
 	case err != nil:
 		return err
-	case n.State == ready: // a copy that begins after this point finds the snapshot deleted
+	case n.State == ready: // a copy that begins after the record finds the snapshot deleted
+		if err := s.readers(ctx, o); err != nil {
+			return err
+		}
 		before := *n
 		n.State = deleting
 		if err := s.replace(ctx, snapshotsDir, snapshotFormat, o, n); err != nil {

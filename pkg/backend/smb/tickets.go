@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/regular"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 )
@@ -44,7 +45,7 @@ func (b *Backend) keepTickets(login client.Login, options []string) error {
 	b.tickets.Lock()
 	defer b.tickets.Unlock()
 	name := "krb5cc_" + strconv.Itoa(uid)
-	old, err := dir.ReadFile(name)
+	old, err := regular.ReadFileIn(dir, name, maxTickets) // a user of the node may have put anything there
 	switch {
 	case err == nil && string(old) == string(login.CCache):
 		return nil
@@ -63,9 +64,16 @@ func (b *Backend) keepTickets(login client.Login, options []string) error {
 	return nil
 }
 
-// replaceTickets writes a credential cache that only its user can read.
+// maxTickets is the maximum size of a credential cache in bytes.
+const maxTickets = 1 << 20
+
+// replaceTickets writes a credential cache that only its user can read. A temporary file that a
+// process which has ended left is replaced.
 func replaceTickets(dir *os.Root, name string, uid int, tickets []byte) error {
-	temporary := name + "." + random()
+	temporary := name + ".causeway"
+	if err := dir.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	f, err := dir.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

@@ -101,6 +101,7 @@ func TestInvalidRequests(t *testing.T) {
 		{subDirKey, "CON", backend.ErrInvalid, "device on Windows"}, {subDirKey, "a/aux.txt", backend.ErrInvalid, "device"},
 		{subDirKey, "com1", backend.ErrInvalid, "device"}, {subDirKey, "LPT9.x", backend.ErrInvalid, "device"},
 		{subDirKey, ".causeway", backend.ErrInvalid, "reserved"}, {subDirKey, ".CauseWay/trash", backend.ErrInvalid, "reserved"},
+		{subDirKey, "LONGDI~1/x", backend.ErrInvalid, "short name"}, {subDirKey, "causew~1.txt", backend.ErrInvalid, "short name"},
 		{subDirKey, "${pvc.metadata.uid}", backend.ErrInvalid, "unknown variable"},
 		{subDirKey, "${pv.metadata.name", backend.ErrInvalid, "${name}"},
 		{subDirKey, strings.Repeat("x", 256), backend.ErrInvalid, "at most 255"},

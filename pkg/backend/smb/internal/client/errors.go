@@ -25,10 +25,10 @@ const (
 )
 
 // ErrShared reports a file that another client has open in a way that prevents the operation.
-var ErrShared = errors.New("another client has the file open")
+var ErrShared = fmt.Errorf("%w: another client has the file open", backend.ErrUnavailable)
 
 // ErrNotEmpty reports a directory that is not empty.
-var ErrNotEmpty = errors.New("directory not empty")
+var ErrNotEmpty = fmt.Errorf("%w: directory not empty", backend.ErrUnavailable)
 
 // errors by the status code of a server.
 var statusErrors = map[uint32]error{
@@ -128,7 +128,8 @@ func breaks(err error) bool {
 	case errors.As(err, &response):
 		return sessionEnded[response.Code]
 	}
-	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrPermission)
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrPermission) &&
+		!errors.Is(err, backend.ErrInvalid) && !errors.Is(err, backend.ErrPrecondition)
 }
 
 // isStatus reports whether err is the answer of a server with this status.
