@@ -30,7 +30,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash hostile test-vm test-vm-smb test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
+.PHONY: help demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -42,6 +42,8 @@ test: ## run all tests, with the race detector if there is a C compiler
 	$(SIDECARS) test -p $(PACKAGES) $(RACE) ./...
 crash: ## kill the driver and cut the power at every crash point; make test runs a part of these
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
+crash-smb: ## interrupt calls on shares at every step (processes, connections, the server); make test runs a part of these
+	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 40m -run 'Stopped|Killed|Lost|UsedAgain|WithoutItsSource' ./pkg/backend/smb
 hostile: ## run the attacks of tenants, and measure their effect on other volumes; make test runs a short form
 	@$(GO) run ./test/hostile
 test-vm: ## run the tests that need another kernel, such as one with project quotas or cifs, in a guest (Debian, amd64)
