@@ -477,36 +477,36 @@ func (s *store) reading(ctx context.Context, from, to object, copyData func(ctx 
 func readersOf(o object) string { return o.key + "+" }
 
 // readers returns ErrInUse while a process copies an object. Markers of processes that have ended
-// do not count.
-func (s *store) readers(ctx context.Context, o object) error {
+// do not count. copied reports whether there is a directory of such markers.
+func (s *store) readers(ctx context.Context, o object) (copied bool, err error) {
 	var names []string
-	err := s.share.List(ctx, s.meta(workDir, readersOf(o)), func(e client.Entry) error {
+	err = s.share.List(ctx, s.meta(workDir, readersOf(o)), func(e client.Entry) error {
 		if !strings.Contains(e.Name, "~") {
 			names = append(names, e.Name)
 		}
 		return nil
 	})
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	} else if err != nil {
-		return err
+		return true, err
 	}
 	for _, name := range names {
 		head := s.meta(workDir, readersOf(o), name)
 		chain, err := s.chain(ctx, head)
 		switch {
 		case err != nil:
-			return err
+			return true, err
 		case len(chain) == 0:
 		case s.hasEnded(chain[len(chain)-1]):
 			for _, l := range chain {
 				if err := s.remove(ctx, l.path); err != nil {
-					return err
+					return true, err
 				}
 			}
 		default:
-			return fmt.Errorf("%w: %s is being copied to %s", backend.ErrInUse, o, name)
+			return true, fmt.Errorf("%w: %s is being copied to %s", backend.ErrInUse, o, name)
 		}
 	}
-	return nil
+	return true, nil
 }

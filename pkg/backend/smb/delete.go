@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -49,7 +50,7 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 // deleteVolume deletes a volume that the caller has claimed.
 func (c *claim) deleteVolume(o object) error {
 	ctx, s := c.ctx, c.store
-	v, err := s.readVolume(ctx, o)
+	v, copied, inUse, err := c.lookUp(o)
 	switch {
 	case errors.Is(err, errEmpty):
 		return s.remove(ctx, s.recordPath(volumesDir, o.key))
@@ -62,10 +63,10 @@ func (c *claim) deleteVolume(o object) error {
 	case v.State == creating || v.State == made:
 		return s.rollBack(ctx, v)
 	case v.State == ready:
-		if done, err := c.deleteAtOnce(v); done || err != nil {
-			return err
+		if inUse != nil {
+			return inUse
 		}
-		if err := s.readers(ctx, o); err != nil {
+		if done, err := c.deleteAtOnce(v, copied); done || err != nil {
 			return err
 		}
 		if kept, err := s.keepOverlapping(ctx, v); kept || err != nil {
@@ -78,11 +79,31 @@ func (c *claim) deleteVolume(o object) error {
 		}
 		// A copy that begins after this point finds the volume deleted; readers finds an earlier
 		// copy.
-		if err := s.readers(ctx, o); err != nil {
+		if _, err := s.readers(ctx, o); err != nil {
 			return errors.Join(err, s.replace(ctx, volumesDir, volumeFormat, o, &before))
 		}
 	}
 	return s.finishDelete(ctx, v)
+}
+
+// lookUp reads the record of a volume, its time, and the markers of copies of the volume, all at the
+// same time. copied and inUse are the results of readers.
+func (c *claim) lookUp(o object) (v *volume, copied bool, inUse, err error) {
+	var group sync.WaitGroup
+	var written time.Time // zero after an error: isNewer asks again
+	group.Go(func() {
+		r, err := c.share.Stat(c.ctx, c.recordPath(volumesDir, o.key))
+		if err == nil {
+			written = r.Modified
+		}
+	})
+	group.Go(func() { copied, inUse = c.readers(c.ctx, o) })
+	v, err = c.readVolume(c.ctx, o)
+	group.Wait()
+	if err == nil && v.State == ready && v.Written.IsZero() {
+		v.Written = written
+	}
+	return v, copied, inUse, err
 }
 
 // dropUnrecorded removes the directory that a process which has ended made for a volume without a
@@ -121,16 +142,14 @@ func (s *store) keepOverlapping(ctx context.Context, v *volume) (kept bool, err 
 
 // deleteAtOnce deletes v if that needs no record of the deletion: its directory is gone, or is empty
 // and must be deleted. A copy that runs beside it finds the directory empty or gone, and the record
-// gone when it ends. The marker stays if it is unknown whether the directory was removed.
-func (c *claim) deleteAtOnce(v *volume) (done bool, err error) {
+// gone when it ends. copied reports whether there may be markers of copies. The marker stays if it is
+// unknown whether the directory was removed.
+func (c *claim) deleteAtOnce(v *volume, copied bool) (done bool, err error) {
 	if v.Shared || v.onDelete() == retainData {
 		return false, nil
 	}
 	gone, err := c.isGone(v)
 	if err != nil || (!gone && v.onDelete() == archiveData) {
-		return false, err
-	}
-	if err := c.readers(c.ctx, v.object); err != nil {
 		return false, err
 	}
 	if !gone {
@@ -141,7 +160,10 @@ func (c *claim) deleteAtOnce(v *volume) (done bool, err error) {
 	}
 	if err == nil {
 		c.untouched = true
-		err = c.forget(c.ctx, v)
+		err = c.remove(c.ctx, c.recordPath(volumesDir, v.key))
+		if err == nil && copied {
+			err = c.forgetCopies(c.ctx, v.object)
+		}
 	}
 	c.keep = err != nil && !leavesNothing(err)
 	return err == nil, err

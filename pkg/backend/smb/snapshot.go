@@ -206,7 +206,7 @@ func (s *store) deleteSnapshot(ctx context.Context, o object) error {
 	case err != nil:
 		return err
 	case n.State == ready: // a copy that begins after the record finds the snapshot deleted
-		if err := s.readers(ctx, o); err != nil {
+		if _, err := s.readers(ctx, o); err != nil {
 			return err
 		}
 		before := *n
@@ -214,7 +214,7 @@ func (s *store) deleteSnapshot(ctx context.Context, o object) error {
 		if err := s.replace(ctx, snapshotsDir, snapshotFormat, o, n); err != nil {
 			return err
 		}
-		if err := s.readers(ctx, o); err != nil {
+		if _, err := s.readers(ctx, o); err != nil {
 			return errors.Join(err, s.replace(ctx, snapshotsDir, snapshotFormat, o, &before))
 		}
 	}
