@@ -111,7 +111,9 @@ func (s *store) copySnapshot(ctx context.Context, n *snapshot, source object, jo
 	}
 	err = s.share.Mkdir(ctx, s.path(n.dir()))
 	if errors.Is(err, fs.ErrExist) { // left by a process that has ended
-		err = s.clear(ctx, s.path(n.dir()))
+		if err = s.confirm(ctx); err == nil {
+			err = s.clear(ctx, s.path(n.dir()))
+		}
 	}
 	if err == nil {
 		err = s.copyData(ctx, v.SubDir, n.dir(), job)
