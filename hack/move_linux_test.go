@@ -250,7 +250,8 @@ func TestAnInterruptedMoveLosesNothing(t *testing.T) {
 			t.Parallel()
 			m := newMover(t)
 			failures, changes, ok := 0, "", false
-			for out := ""; !ok && failures < 50; {
+			for !ok && failures < 50 {
+				out := ""
 				if out, ok = m.runWith([]string{"FAIL=" + when}, "--apply"); !ok {
 					failures++
 				}

@@ -67,8 +67,8 @@ func (s *store) claim(ctx context.Context, o object, dir string) (*claim, error)
 			return c, err
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("%w: another process of the driver is changing %s, or has ended during the change less "+
-				"than %s ago", backend.ErrBusy, o, s.life)
+			return nil, fmt.Errorf("%w: another process of the driver is changing %s, or has ended during the change "+
+				"less than %s ago", backend.ErrBusy, o, s.life)
 		}
 		if err := pause(ctx); err != nil {
 			return nil, err

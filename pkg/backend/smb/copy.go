@@ -208,8 +208,8 @@ func (s *store) makeCopy(ctx context.Context, v, old *volume, o backend.CreateOp
 		if err != nil {
 			if old != nil && leavesNothing(err) {
 				if e := s.rollBack(ctx, old); e != nil {
-					return fmt.Errorf("%w: %w, and an earlier attempt could not be removed: %w", backend.ErrUnavailable, err,
-						e)
+					return fmt.Errorf("%w: %w, and an earlier attempt could not be removed: %w",
+						backend.ErrUnavailable, err, e)
 				}
 			}
 			return err

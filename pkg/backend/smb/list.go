@@ -71,7 +71,9 @@ func (b *Backend) ListSnapshots(ctx context.Context, source, after string,
 		if err != nil {
 			return nil, false, nil
 		}
-		sources = slices.DeleteFunc(sources, func(s mounter.ShareSource) bool { return fold(s.String()) != fold(o.source.String()) })
+		sources = slices.DeleteFunc(sources, func(s mounter.ShareSource) bool {
+			return fold(s.String()) != fold(o.source.String())
+		})
 	}
 	records, more, err := listed(ctx, b, sources, snapshotsDir, volumeid.Snapshot, after, limit,
 		func(ctx context.Context, s *store, e client.Entry) (*snapshot, error) {

@@ -95,10 +95,8 @@ var reused = map[string]struct {
 		},
 	},
 	"Delete of an empty volume": {
-		prepare: func(w *world, b *Backend) (string, error) {
-			return old(w, b)
-		},
-		call: func(_ *world, b *Backend, id string) error { return b.Delete(context.Background(), id, nil) },
+		prepare: old,
+		call:    func(_ *world, b *Backend, id string) error { return b.Delete(context.Background(), id, nil) },
 	},
 	"Delete of a volume with data": {
 		prepare: func(w *world, b *Backend) (string, error) {

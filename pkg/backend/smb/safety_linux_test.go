@@ -338,7 +338,7 @@ func TestAnotherProcessCopies(t *testing.T) {
 }
 
 // TestADirectoryWithoutARecordIsRemoved: a process ends between the directory and its record. The
-// deletion of the volume removes the directory, and so does the sweep, if nobody deletes the volume.
+// deletion of the volume removes the directory, and so does the sweep, if no call deletes the volume.
 func TestADirectoryWithoutARecordIsRemoved(t *testing.T) {
 	for _, swept := range []bool{false, true} {
 		w := newWorld(t, smbtest.Serve(t), smbtest.Share)

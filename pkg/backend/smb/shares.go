@@ -181,8 +181,8 @@ func (b *Backend) login(source mounter.ShareSource, secrets map[string]string, o
 		return client.Login{}, fmt.Errorf("%w: the call has no secret for %s: name a Secret in the class or the "+
 			"volume, or use the mount option guest", backend.ErrUnauthenticated, source)
 	case best == nil:
-		return client.Login{}, fmt.Errorf("%w for %s: list the share in %s, or name a Secret in the class", errNotListed,
-			source, b.cfg.Shares)
+		return client.Login{}, fmt.Errorf("%w for %s: list the share in %s, or name a Secret in the class",
+			errNotListed, source, b.cfg.Shares)
 	case best.Guest:
 		return client.Login{Guest: true}, nil
 	}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -515,7 +516,7 @@ func forward(client net.Conn, address string, change func(message []byte)) {
 		if len(message) > 64 {
 			change(message)
 		}
-		if _, err := client.Write(append(length, message...)); err != nil {
+		if _, err := client.Write(slices.Concat(length, message)); err != nil {
 			return
 		}
 	}

@@ -57,7 +57,7 @@ func TestErrorsOfLogIns(t *testing.T) {
 		"a refused ticket":            {Login{Realm: "EXAMPLE.TEST"}, other, backend.ErrUnauthenticated},
 	} {
 		err := row.login.convert(row.err)
-		if !errors.Is(err, row.want) || (row.want == other) == errors.Is(err, backend.ErrUnauthenticated) {
+		if !errors.Is(err, row.want) || errors.Is(row.want, other) == errors.Is(err, backend.ErrUnauthenticated) {
 			t.Errorf("%s: %v, want %v", name, err, row.want)
 		}
 	}
