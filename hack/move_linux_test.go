@@ -251,8 +251,8 @@ func TestAnInterruptedMoveLosesNothing(t *testing.T) {
 			m := newMover(t)
 			failures, changes, ok := 0, "", false
 			for !ok && failures < 50 {
-				out := ""
-				if out, ok = m.runWith([]string{"FAIL=" + when}, "--apply"); !ok {
+				out, completed := m.runWith([]string{"FAIL=" + when}, "--apply")
+				if ok = completed; !ok {
 					failures++
 				}
 				failed, err := os.ReadFile(filepath.Join(m.state, "failed"))
