@@ -28,10 +28,14 @@ func (w *world) request(name string, parameters ...string) backend.CreateOptions
 	return o
 }
 
+// testLife is the life of markers in tests that wait for it. A process of a test must renew a marker
+// within a third, also on a machine that is busy with other tests.
+const testLife = 750 * time.Millisecond
+
 // until repeats a call that another process delays.
 func until[T any](t testing.TB, call func() (T, error)) (T, error) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(4 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		v, err := call()
 		if time.Now().After(deadline) ||
 			(!errors.Is(err, backend.ErrBusy) && !errors.Is(err, backend.ErrUnavailable) &&
@@ -385,7 +389,7 @@ func interrupt(t *testing.T, server *smbtest.Server, step int, prepare func(*wor
 	call func(*world, *Backend, string) (string, error), check func(*world, *Backend, string), how end) (done bool) {
 	t.Helper()
 	w := newWorld(t, server, smbtest.Share)
-	w.life = 400 * time.Millisecond
+	w.life = testLife
 	second := w.open()
 	var id string
 	if prepare != nil {
@@ -461,7 +465,7 @@ func TestTheServerIsKilledAtSteps(t *testing.T) {
 			server := smbtest.Serve(t)
 			for step, done := 0, false; !done; step += stride(7) {
 				w := newWorld(t, server, smbtest.Share)
-				w.life = 400 * time.Millisecond
+				w.life = testLife
 				var id string
 				if row.prepare != nil {
 					var err error

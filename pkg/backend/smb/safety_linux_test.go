@@ -39,7 +39,7 @@ func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 	server := smbtest.Serve(t)
 	for step, done := 0, false; !done; step += stride(2) {
 		w := newWorld(t, server, smbtest.Share)
-		w.life = 400 * time.Millisecond
+		w.life = testLife
 		second := w.open()
 		id, err := old(w, second)
 		if err := errors.Join(err, os.WriteFile(w.path("x", "data"), []byte("old"), 0o666)); err != nil {
@@ -240,7 +240,7 @@ func TestACopyWithoutItsSourceLeavesNothing(t *testing.T) {
 			t.Parallel()
 			for step := 0; ; step += stride(5) {
 				w := newWorld(t, server, smbtest.Share)
-				w.life = 400 * time.Millisecond
+				w.life = testLife
 				second := w.open()
 				id, err := source(w, second)
 				if err != nil {
@@ -342,7 +342,7 @@ func TestAnotherProcessCopies(t *testing.T) {
 func TestADirectoryWithoutARecordIsRemoved(t *testing.T) {
 	for _, swept := range []bool{false, true} {
 		w := newWorld(t, smbtest.Serve(t), smbtest.Share)
-		w.life = 400 * time.Millisecond
+		w.life = testLife
 		first, second := w.open(), w.open()
 		first.pool.Before = func(op, path string) error {
 			if op == "create" && strings.Contains(path, volumesDir) {

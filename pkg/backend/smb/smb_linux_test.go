@@ -30,7 +30,7 @@ type world struct {
 func TestMain(m *testing.M) {
 	mounter.Main()
 	// They wait for most of their time. flag.Set would make Ginkgo refuse csi-sanity.
-	if err := flag.Lookup("test.parallel").Value.Set("12"); err != nil {
+	if err := flag.Lookup("test.parallel").Value.Set("8"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
