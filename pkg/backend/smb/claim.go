@@ -115,6 +115,7 @@ func (s *store) tryClaim(ctx context.Context, name, dir string) (*claim, error) 
 	err := s.share.CreateMarker(ctx, head, m.encode())
 	switch {
 	case err == nil:
+		s.saw()
 		return s.hold(ctx, m, begin, head), nil
 	case errors.Is(err, fs.ErrNotExist) && path.Dir(name) != ".":
 		err = ignore(s.share.Mkdir(ctx, s.meta(workDir, path.Dir(name))), fs.ErrExist)

@@ -43,6 +43,9 @@ func plan(from origin, o backend.CreateOptions) (*volume, error) {
 		if err := checkAccess(a); err != nil {
 			return nil, err
 		}
+		if _, err := withOutage(a.Options, parameters[outageKey]); err != nil {
+			return nil, err
+		}
 	}
 	id, err := newObject(volumeid.Volume, source, o.Name)
 	if err != nil {
@@ -72,8 +75,8 @@ func sizeOf(o backend.CreateOptions, least int64) (int64, error) {
 	}
 	switch {
 	case o.Required > 0 && o.Required < least, o.Limit > 0 && o.Limit < least:
-		return 0, fmt.Errorf("%w: the source has %d bytes, and %d to %d are requested", backend.ErrOutOfRange, least,
-			o.Required, o.Limit)
+		return 0, fmt.Errorf("%w: the source has %d bytes: the request has required_bytes %d and limit_bytes %d",
+			backend.ErrOutOfRange, least, o.Required, o.Limit)
 	case size > maxSize:
 		return 0, fmt.Errorf("%w: %d bytes: must be at most %d", backend.ErrOutOfRange, size, int64(maxSize))
 	}
@@ -111,7 +114,7 @@ func (c *claim) makeSimple(v *volume) (err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: there is no directory %s", backend.ErrPrecondition, c.source)
 	case errors.Is(err, fs.ErrExist) && c.began == "":
-		return c.foreign(v)
+		return c.foreign(c.ctx, v)
 	case errors.Is(err, fs.ErrExist):
 		e, err := c.share.Stat(c.ctx, dir)
 		if err != nil {
@@ -122,7 +125,7 @@ func (c *claim) makeSimple(v *volume) (err error) {
 			return err
 		}
 		if !ours {
-			return c.foreign(v)
+			return c.foreign(c.ctx, v)
 		}
 	case err != nil:
 		return err
@@ -137,10 +140,14 @@ func (c *claim) makeSimple(v *volume) (err error) {
 	return err
 }
 
-// foreign is the error for a directory that existed before.
-func (s *store) foreign(v *volume) error {
-	return fmt.Errorf("%w: %s exists and belongs to no volume of this driver: remove it, choose another subDir, or "+
-		"share it with existing=use", backend.ErrPrecondition, s.where(v))
+// foreign is the error for a directory that existed before: it names the volume that has the
+// directory, if any.
+func (s *store) foreign(ctx context.Context, v *volume) error {
+	if err := s.overlaps(ctx, v); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %s exists, and no record of this source names it: choose another subDir, or share the "+
+		"directory with existing=use", backend.ErrPrecondition, s.where(v))
 }
 
 // makeEmpty makes the directory of v, which does not exist. The caller has claimed v. old is the
@@ -221,7 +228,7 @@ func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
 			return err
 		}
 	}
-	return s.foreign(v)
+	return s.foreign(ctx, v)
 }
 
 // makeParents makes the directories around that of v. Errors: backend.ErrPrecondition if one of

@@ -302,7 +302,8 @@ func (s *store) move(ctx context.Context, from, to string) error {
 	case errors.Is(err, client.ErrShared):
 		return fmt.Errorf("%w: another client has files of %s open: %s", backend.ErrInUse, s.path(from), err.Error())
 	case errors.Is(err, fs.ErrNotExist): // a person has removed the directory, or the trash
-		return errors.Join(s.prepare(ctx), fmt.Errorf("%w: %w", backend.ErrUnavailable, err))
+		return errors.Join(ignore(s.share.Mkdir(ctx, s.meta(trashDir)), fs.ErrExist),
+			fmt.Errorf("%w: %w", backend.ErrUnavailable, err))
 	}
 	return err
 }
@@ -367,6 +368,9 @@ func (b *Backend) emptyTrashNow(ctx context.Context, source mounter.ShareSource,
 			}
 		}
 	}
+	s.mu.Lock()
+	s.stuck[s.source.String()] = len(left)
+	s.mu.Unlock()
 	var failed error
 	for _, name := range slices.Sorted(maps.Keys(left)) {
 		err := left[name]

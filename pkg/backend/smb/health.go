@@ -206,6 +206,13 @@ func (b *Backend) Metrics() (all []backend.Metric) {
 		gauge("share_size_bytes", "Size of the filesystem of the share.", float64(u.total))
 		gauge("share_available_bytes", "Bytes that are available on the share.", float64(u.available))
 	}
+	b.mu.Lock()
+	for _, source := range b.shares.sources() {
+		all = append(all, backend.Metric{Name: "trash_entries", Labels: map[string]string{"source": source.String()},
+			Help:  "Deleted objects whose directories could not be removed from the trash.",
+			Value: float64(b.stuck[source.String()])})
+	}
+	b.mu.Unlock()
 	stats := b.jobs.Stats()
 	return append(all,
 		backend.Metric{Name: "copies", Help: "Snapshots, restored volumes and clones that are being made.",

@@ -1,6 +1,7 @@
 package smb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,12 +160,11 @@ func mountOf(source mounter.ShareSource, volumeContext map[string]string, a back
 			options = append(options, o)
 		}
 	}
-	add := []string{"mfsymlinks", "soft"} // mfsymlinks: all mounts of a volume must see a link as a link
-	if volumeContext[outageKey] == "wait" {
-		// hard is a property of the kernel's session with the share: the first mount decides,
-		// unless the mount has a connection of its own.
-		add = []string{"mfsymlinks", "hard", "nosharesock"}
+	options, err := withOutage(options, volumeContext[outageKey])
+	if err != nil {
+		return mounter.Mount{}, err
 	}
+	add := []string{"mfsymlinks"} // all mounts of a volume must see a link as a link
 	if volumeContext[encryptKey] == "true" {
 		add = append(add, "seal")
 	}
@@ -191,12 +191,30 @@ func mountOf(source mounter.ShareSource, volumeContext map[string]string, a back
 			options = append(options, o)
 		}
 	}
-	if slices.Contains(options, "soft") && slices.Contains(options, "hard") {
-		return mounter.Mount{}, fmt.Errorf("%w: mount options soft and hard: use the parameter outage",
-			backend.ErrInvalid)
-	}
 	m.Options = options
 	return m, nil
+}
+
+// withOutage returns options with those of the parameter outage. Errors: backend.ErrInvalid if
+// options have the opposite.
+func withOutage(options []string, outage string) ([]string, error) {
+	add, opposite := []string{"soft"}, "hard"
+	if outage == "wait" {
+		// hard is a property of the kernel's session with the share: the first mount decides,
+		// unless the mount has a connection of its own.
+		add, opposite = []string{"hard", "nosharesock"}, "soft"
+	}
+	if slices.Contains(options, opposite) {
+		return nil, fmt.Errorf("%w: the mount option %s contradicts the parameter outage=%s", backend.ErrInvalid,
+			opposite, cmp.Or(outage, choices[outageKey][0]))
+	}
+	options = slices.Clone(options)
+	for _, o := range add {
+		if !slices.Contains(options, o) {
+			options = append(options, o)
+		}
+	}
+	return options, nil
 }
 
 // has reports whether options have the option o, perhaps with another value.

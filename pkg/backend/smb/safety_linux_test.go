@@ -197,7 +197,9 @@ func TestAFilesystemThatIsNotMounted(t *testing.T) {
 		os.Chmod(w.path(), 0o777)); err != nil {
 		t.Fatal(err)
 	}
+	_, createErr := b.Create(ctx, w.claimed("pvc-2"))
 	for name, err := range map[string]error{
+		"Create":         createErr,
 		"Delete":         b.Delete(ctx, v.ID, nil),
 		"DeleteSnapshot": b.DeleteSnapshot(ctx, n.ID, nil),
 	} {

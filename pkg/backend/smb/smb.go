@@ -86,6 +86,8 @@ type Backend struct {
 	copies   map[string]*fair.Slots // by server: copies that wait for a server delay no other
 	seen     map[string]sighting    // markers of other processes, by path with the source
 	emptying map[string]bool        // sources whose trash is being emptied
+	stuck    map[string]int         // by source: entries of the trash that could not be removed
+	prepared map[string]bool        // sources whose store this process has seen
 }
 
 // Limits of copies at the same time, for each server.
@@ -108,7 +110,8 @@ func open(cfg Config, life time.Duration) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, pool: client.NewPool(), shares: shares, owner: random(), life: life,
 		markerAge: 24 * time.Hour, jobs: jobs.New(),
-		copies: map[string]*fair.Slots{}, seen: map[string]sighting{}, emptying: map[string]bool{}}
+		copies: map[string]*fair.Slots{}, seen: map[string]sighting{}, emptying: map[string]bool{},
+		stuck: map[string]int{}, prepared: map[string]bool{}}
 	b.probes.ask = client.Answers
 	b.jobs.Go(b.watch)
 	return b, nil
@@ -175,9 +178,23 @@ func (s *store) meta(elements ...string) string {
 	return s.path(append([]string{metaDir}, elements...)...)
 }
 
-// prepare makes the directories of the store. Errors: backend.ErrPrecondition if the directory of
-// the source does not exist, or is inside a volume.
+// saw remembers that the store has its directories.
+func (s *store) saw() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prepared[fold(s.source.String())] = true
+}
+
+// prepare makes the directories of the store. Errors: errUnprepared if this process has seen them
+// before; backend.ErrPrecondition if the directory of the source does not exist, or is inside a
+// volume.
 func (s *store) prepare(ctx context.Context) error {
+	s.mu.Lock()
+	lost := s.prepared[fold(s.source.String())]
+	s.mu.Unlock()
+	if lost {
+		return errUnprepared
+	}
 	if err := s.checkAncestors(ctx); err != nil {
 		return err
 	}

@@ -127,6 +127,7 @@ func TestInvalidRequests(t *testing.T) {
 		"ext4":           func(o *backend.CreateOptions) { o.Access[0].FSType = "ext4" },
 		"a credential":   func(o *backend.CreateOptions) { o.Access[0].Options = []string{"password=hidden"} },
 		"another server": func(o *backend.CreateOptions) { o.Access[0].Options = []string{"ip=10.0.0.1"} },
+		"hard":           func(o *backend.CreateOptions) { o.Access[0].Options = []string{"hard"} },
 		"a mutable":      func(o *backend.CreateOptions) { o.Mutable = map[string]string{sourceKey: "//a/b"} },
 		"no name of the claim": func(o *backend.CreateOptions) {
 			o.Claim = backend.Claim{}
@@ -159,7 +160,7 @@ func TestAnExistingDirectoryIsNotTaken(t *testing.T) {
 		o := w.claimed(fmt.Sprint("pvc-", i), subDirKey, subDir)
 		for range 2 {
 			if v, err := b.Create(ctx, o); !errors.Is(err, backend.ErrPrecondition) ||
-				!strings.Contains(err.Error(), "existing=use") {
+				!strings.Contains(err.Error(), "no record of this source names it") {
 				t.Fatalf("subDir %s: %+v, %v, want ErrPrecondition", subDir, v, err)
 			}
 		}
@@ -195,11 +196,12 @@ func TestAnExistingDirectoryIsNotTaken(t *testing.T) {
 func TestDirectoriesOfVolumesDoNotOverlap(t *testing.T) {
 	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
-	w.create(b, w.claimed("outer", subDirKey, "teams/one"))
+	outer := w.create(b, w.claimed("outer", subDirKey, "teams/one"))
 	for i, subDir := range []string{"teams/one/inner", "TEAMS/One/inner/x", "teams", "Teams", "teams/ONE"} {
 		for _, existing := range []string{"refuse", "use"} {
 			o := w.claimed(fmt.Sprint("pvc-", i, existing), subDirKey, subDir, existingKey, existing)
-			if v, err := b.Create(context.Background(), o); !errors.Is(err, backend.ErrPrecondition) {
+			if v, err := b.Create(context.Background(), o); !errors.Is(err, backend.ErrPrecondition) ||
+				!strings.Contains(err.Error(), "of volume "+outer.ID) {
 				t.Errorf("%s, existing=%s: %+v, %v, want ErrPrecondition", subDir, existing, v, err)
 			}
 		}
