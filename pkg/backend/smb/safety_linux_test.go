@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -215,6 +216,24 @@ func TestAFilesystemThatIsNotMounted(t *testing.T) {
 	}
 	if err := errors.Join(b.Delete(ctx, v.ID, nil), b.DeleteSnapshot(ctx, n.ID, nil)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestTheFirstVolumesOfASource: many calls find a source without its directories.
+func TestTheFirstVolumesOfASource(t *testing.T) {
+	server := smbtest.Serve(t)
+	for range 10 {
+		w := newWorld(t, server, smbtest.Share)
+		b := w.open()
+		var group sync.WaitGroup
+		for i := range 16 {
+			group.Go(func() {
+				if _, err := b.Create(context.Background(), w.request(fmt.Sprint("pvc-", i))); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
 	}
 }
 

@@ -190,10 +190,14 @@ func (s *store) saw() {
 // volume.
 func (s *store) prepare(ctx context.Context) error {
 	s.mu.Lock()
-	lost := s.prepared[fold(s.source.String())]
+	seen := s.prepared[fold(s.source.String())]
 	s.mu.Unlock()
-	if lost {
-		return errUnprepared
+	if seen { // perhaps another call has just made them
+		_, err := s.share.Stat(ctx, s.meta(workDir))
+		if errors.Is(err, fs.ErrNotExist) {
+			err = errUnprepared
+		}
+		return err
 	}
 	if err := s.checkAncestors(ctx); err != nil {
 		return err
