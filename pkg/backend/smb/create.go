@@ -101,7 +101,8 @@ func checkAccess(a backend.Access) error {
 // is exclusive, so that no record is necessary before it: the marker shows a later process that the
 // directory may be ours. The marker stays if it is unknown whether the directory was made.
 func (c *claim) makeSimple(v *volume) (err error) {
-	defer func() { c.keep = err != nil && !leavesNothing(err) }()
+	existed := false // before any attempt to make v
+	defer func() { c.keep = err != nil && !leavesNothing(err) && !existed }()
 	if c.began != "" && c.began != v.SubDir { // of a request with another directory
 		if err := c.dropUnrecorded(v.object); err != nil {
 			return err
@@ -114,6 +115,7 @@ func (c *claim) makeSimple(v *volume) (err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: there is no directory %s", backend.ErrPrecondition, c.source)
 	case errors.Is(err, fs.ErrExist) && c.began == "":
+		existed = true
 		return c.foreign(c.ctx, v)
 	case errors.Is(err, fs.ErrExist):
 		e, err := c.share.Stat(c.ctx, dir)
