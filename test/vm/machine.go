@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,25 +8,20 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
+
+	"github.com/causeway-csi/causeway/internal/qemu"
 )
 
-const (
-	module   = "github.com/causeway-csi/causeway/"
-	emulator = "qemu-system-x86_64"
-)
+const module = "github.com/causeway-csi/causeway/"
 
 // machine is the content of the guest.
 type machine struct {
 	dir    string // of our own, for all that is made
-	kernel kernel
+	kernel qemu.Kernel
 	initrd string // path of an archive
 	smb    string // of smbtest.EnvRemote, as the guest sees it
 }
-
-// program is a program that the guest needs, and the package of Debian that has it.
-type program struct{ name, pkg string }
 
 // prepare makes all that the guest needs.
 func (m *machine) prepare(ctx context.Context, metapackage string, suites []suite) error {
@@ -38,12 +32,12 @@ func (m *machine) prepare(ctx context.Context, metapackage string, suites []suit
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return err
 	}
-	needed := append([]program{{emulator, "qemu-system-x86"}, {"xz", "xz-utils"}}, programs...)
-	if err := install(ctx, needed); err != nil {
+	needed := append([]qemu.Program{{Name: qemu.Emulator, Package: "qemu-system-x86"}, {Name: "xz", Package: "xz-utils"}}, programs...)
+	if err := qemu.Install(ctx, os.Stdout, needed); err != nil {
 		return err
 	}
 	var err error
-	if m.kernel, err = findKernel(ctx, metapackage); err != nil {
+	if m.kernel, err = qemu.FindKernel(ctx, os.Stdout, metapackage); err != nil {
 		return err
 	}
 	m.initrd = filepath.Join(m.dir, "initrd")
@@ -52,49 +46,17 @@ func (m *machine) prepare(ctx context.Context, metapackage string, suites []suit
 		return err
 	}
 	defer out.Close()
-	a := &archive{out: out}
-	for _, add := range []func(context.Context, *archive, []suite) error{m.addTests, m.addModules, addPrograms} {
+	a := qemu.NewArchive(out)
+	for _, add := range []func(context.Context, *qemu.Archive, []suite) error{m.addTests, m.addModules, addPrograms} {
 		if err := add(ctx, a, suites); err != nil {
 			return err
 		}
 	}
-	return a.end()
-}
-
-// install installs the packages of programs that are missing, if we may.
-func install(ctx context.Context, programs []program) error {
-	var missing []string
-	for _, p := range programs {
-		if _, err := exec.LookPath(p.name); err != nil && !slices.Contains(missing, p.pkg) {
-			missing = append(missing, p.pkg)
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
-		return fmt.Errorf("install these first: %s", strings.Join(missing, " "))
-	}
-	fmt.Println("vm: installing:", strings.Join(missing, " "))
-	if err := command(ctx, "apt-get", "update", "-qq"); err != nil {
-		return err
-	}
-	return command(ctx, "apt-get", append([]string{"install", "-y", "-qq", "--no-install-recommends"}, missing...)...)
-}
-
-// command runs a program that says nothing if all is well.
-func command(ctx context.Context, name string, args ...string) error {
-	cmd := exec.CommandContext(ctx, name, args...)
-	// systemctl starts no service of a package, such as smbd on the ports of this machine.
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "SYSTEMD_OFFLINE=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return errors.Join(ctx.Err(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(out)))
-	}
-	return nil
+	return a.End()
 }
 
 // addTests builds the init and the tests. The init reads from a file which tests to run.
-func (m *machine) addTests(ctx context.Context, a *archive, suites []suite) error {
+func (m *machine) addTests(ctx context.Context, a *qemu.Archive, suites []suite) error {
 	var list strings.Builder
 	build := func(name string, args ...string) error {
 		path := filepath.Join(m.dir, "program")
@@ -109,7 +71,7 @@ func (m *machine) addTests(ctx context.Context, a *archive, suites []suite) erro
 		if err != nil {
 			return err
 		}
-		a.file(name, content)
+		a.File(name, content)
 		return os.Remove(path)
 	}
 	if err := build("/init", "build", "test/vm/guest"); err != nil {
@@ -122,34 +84,34 @@ func (m *machine) addTests(ctx context.Context, a *archive, suites []suite) erro
 		}
 		fmt.Fprintf(&list, "%s\t%s\t%s\n", name, s.Package, s.Run)
 	}
-	a.file("/tests/list", []byte(list.String()))
-	a.file("/tests/disks", []byte(strings.Join(disks, " ")))
-	a.file("/tests/smb", []byte(m.smb))
+	a.File("/tests/list", []byte(list.String()))
+	a.File("/tests/disks", []byte(strings.Join(disks, " ")))
+	a.File("/tests/smb", []byte(m.smb))
 	return nil
 }
 
 // addModules adds the modules of the kernel, and a list of them in the order in which they can be
 // loaded.
-func (m *machine) addModules(ctx context.Context, a *archive, _ []suite) error {
-	order, err := m.kernel.order(ctx, modules)
+func (m *machine) addModules(ctx context.Context, a *qemu.Archive, _ []suite) error {
+	order, err := m.kernel.Order(ctx, modules)
 	if err != nil {
 		return err
 	}
 	var list strings.Builder
 	for _, mod := range order {
-		name := path.Join("/modules", mod.name)
-		a.file(name, mod.content)
+		name := path.Join("/modules", mod.Name)
+		a.File(name, mod.Content)
 		fmt.Fprintln(&list, name)
 	}
-	a.file("/modules/list", []byte(list.String()))
+	a.File("/modules/list", []byte(list.String()))
 	return nil
 }
 
 // addPrograms adds programs of this machine with their libraries.
-func addPrograms(_ context.Context, a *archive, _ []suite) error {
+func addPrograms(_ context.Context, a *qemu.Archive, _ []suite) error {
 	added := map[string]bool{}
 	for _, p := range programs {
-		file, err := exec.LookPath(p.name)
+		file, err := exec.LookPath(p.Name)
 		if err != nil {
 			return err
 		}
@@ -157,8 +119,8 @@ func addPrograms(_ context.Context, a *archive, _ []suite) error {
 		if err != nil {
 			return err
 		}
-		a.file("/bin/"+p.name, content)
-		if err := addLibraries(a, content, added); err != nil {
+		a.File("/bin/"+p.Name, content)
+		if err := qemu.AddLibraries(a, content, added); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
 	}
@@ -170,7 +132,7 @@ func addPrograms(_ context.Context, a *archive, _ []suite) error {
 		if err != nil {
 			return err
 		}
-		a.file(name, content)
+		a.File(name, content)
 	}
 	return nil
 }

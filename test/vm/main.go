@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/qemu"
 )
 
 // suite is a set of tests of a package. None of them may be skipped in the guest.
@@ -53,11 +54,20 @@ var modules = []string{"loop", "xfs", "quota_v2", "btrfs", "virtio_pci", "virtio
 var disks = []string{"virtio-blk-pci", "nvme", "scsi-hd"}
 
 // programs are the programs that tests run.
-var programs = []program{
-	{"blkid", "util-linux"}, {"blockdev", "util-linux"}, {"losetup", "mount"}, {"btrfs", "btrfs-progs"}, {"cp",
-		"coreutils"}, {"e2fsck", "e2fsprogs"}, {"mkfs.btrfs", "btrfs-progs"},
-	{"mkfs.ext4", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"mount", "mount"}, {"mount.cifs", "cifs-utils"},
-	{"resize2fs", "e2fsprogs"}, {"umount", "mount"},
+var programs = []qemu.Program{
+	{Name: "blkid", Package: "util-linux"},
+	{Name: "blockdev", Package: "util-linux"},
+	{Name: "losetup", Package: "mount"},
+	{Name: "btrfs", Package: "btrfs-progs"},
+	{Name: "cp", Package: "coreutils"},
+	{Name: "e2fsck", Package: "e2fsprogs"},
+	{Name: "mkfs.btrfs", Package: "btrfs-progs"},
+	{Name: "mkfs.ext4", Package: "e2fsprogs"},
+	{Name: "mkfs.xfs", Package: "xfsprogs"},
+	{Name: "mount", Package: "mount"},
+	{Name: "mount.cifs", Package: "cifs-utils"},
+	{Name: "resize2fs", Package: "e2fsprogs"},
+	{Name: "umount", Package: "mount"},
 }
 
 // settings are files that programs read, if they are there.
@@ -65,7 +75,7 @@ var settings = []string{"/etc/mke2fs.conf"}
 
 func main() {
 	only := flag.String("only", "", "run only suites whose package and tests have this `pattern` in them")
-	kernel := flag.String("kernel", metapackage, "boot the kernel that this `package` of Debian depends on")
+	kernel := flag.String("kernel", qemu.Metapackage, "boot the kernel that this `package` of Debian depends on")
 	limit := flag.Duration("timeout", 10*time.Minute, "how long the guest may take")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)

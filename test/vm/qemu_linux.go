@@ -8,11 +8,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/qemu"
 )
 
 // memory of the guest, in MiB. It is taken from the machine as the guest writes to it.
@@ -54,12 +57,11 @@ func (m *machine) boot(ctx context.Context, limit time.Duration) (results string
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, emulator, append(attached,
-		"-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-smp", "2", "-m", memory,
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-kernel", m.kernel.image, "-initrd", m.initrd, "-append", "console=ttyS0 quiet panic=-1 mitigations=off",
-		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
-		"-serial", "stdio", "-serial", "file:"+file)...)
+	cmd := exec.CommandContext(ctx, qemu.Emulator, slices.Concat(qemu.Machine(), attached, []string{
+		"-m", memory, "-kernel", m.kernel.Image, "-initrd", m.initrd, "-append", qemu.Append,
+		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=",
+		"-serial", "stdio", "-serial", "file:" + file,
+	})...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	// It ends with the thread that started it.
 	runtime.LockOSThread()
@@ -76,7 +78,7 @@ func (m *machine) boot(ctx context.Context, limit time.Duration) (results string
 	}
 	if failed != nil {
 		lines := strings.Split(strings.TrimSpace(string(written)), "\n")
-		failed = fmt.Errorf("%s: %w; the last that the tests said: %q", emulator, failed, lines[len(lines)-1])
+		failed = fmt.Errorf("%s: %w; the last that the tests said: %q", qemu.Emulator, failed, lines[len(lines)-1])
 	}
 	return string(written), errors.Join(failed, err)
 }

@@ -1,4 +1,4 @@
-package main
+package qemu
 
 import (
 	"bytes"
@@ -10,11 +10,11 @@ import (
 
 func TestAnArchiveFollowsItsFormat(t *testing.T) {
 	var out bytes.Buffer
-	a := archive{out: &out}
-	a.file("/bin/a", []byte("hello"))
-	a.file("bin/sub/../b", nil)
-	a.dir("/dev")
-	if err := a.end(); err != nil {
+	a := NewArchive(&out)
+	a.File("/bin/a", []byte("hello"))
+	a.File("bin/sub/../b", nil)
+	a.Dir("/dev")
+	if err := a.End(); err != nil {
 		t.Fatal(err)
 	}
 	header := func(inode, mode, size, name string) string {
@@ -36,9 +36,9 @@ func TestCpioReadsAnArchive(t *testing.T) {
 		t.Skip(err)
 	}
 	var out bytes.Buffer
-	a := archive{out: &out}
-	a.file("deep/down/file", []byte("hello"))
-	if err := a.end(); err != nil {
+	a := NewArchive(&out)
+	a.File("deep/down/file", []byte("hello"))
+	if err := a.End(); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()

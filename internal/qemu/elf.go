@@ -1,4 +1,4 @@
-package main
+package qemu
 
 import (
 	"bytes"
@@ -13,8 +13,8 @@ import (
 var libraries = []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib",
 	"/usr/lib"}
 
-// addLibraries adds the dependencies of a program or a library, each at its path on this machine.
-func addLibraries(a *archive, content []byte, added map[string]bool) error {
+// AddLibraries adds the dependencies of a program or a library, each at its path on this machine.
+func AddLibraries(a *Archive, content []byte, added map[string]bool) error {
 	file, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {
 		return err // a script, say
@@ -39,8 +39,8 @@ func addLibraries(a *archive, content []byte, added map[string]bool) error {
 			continue
 		}
 		added[path] = true
-		a.file(path, content)
-		if err := addLibraries(a, content, added); err != nil {
+		a.File(path, content)
+		if err := AddLibraries(a, content, added); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package qemu
 
 import (
 	"bufio"
@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -15,29 +16,34 @@ import (
 	"strings"
 )
 
-// metapackage depends on the newest kernel of this release of Debian. This flavor has drivers for
-// virtual machines only, and xfs, ext4 and btrfs with quotas among its filesystems. Another
-// metapackage is an argument of vm, such as linux-image-6.12-cloud-amd64.
-const metapackage = "linux-image-cloud-amd64"
+// Metapackage depends on the newest kernel of this release of Debian, 6.1 for Debian 12. This flavor
+// has drivers for virtual machines only, and xfs, ext4 and btrfs with quotas among its filesystems.
+const Metapackage = "linux-image-cloud-amd64"
 
-// kernel is an unpacked kernel.
-type kernel struct {
-	image   string            // path
+// Newer depends on kernel 6.12, which Debian 12 has among its security updates.
+const Newer = "linux-image-6.12-cloud-amd64"
+
+// Kernel is an unpacked kernel.
+type Kernel struct {
+	Dir   string // has lib/modules
+	Image string // path
+
 	modules map[string]string // paths by name
 	builtin map[string]bool   // modules that are part of the image
 }
 
-// findKernel returns the kernel of a metapackage in the cache, or puts it there.
-func findKernel(ctx context.Context, metapackage string) (kernel, error) {
+// FindKernel returns the kernel of a metapackage in the user's cache. FindKernel fetches a missing
+// kernel, which takes Debian's apt. log receives a message about that.
+func FindKernel(ctx context.Context, log io.Writer, metapackage string) (Kernel, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return kernel{}, err
+		return Kernel{}, err
 	}
 	cache = filepath.Join(cache, "causeway", "vm")
 	dir := filepath.Join(cache, metapackage)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		if err := fetchKernel(ctx, metapackage, cache, dir); err != nil {
-			return kernel{}, fmt.Errorf("get a kernel: %w", err)
+		if err := fetchKernel(ctx, log, metapackage, cache, dir); err != nil {
+			return Kernel{}, fmt.Errorf("get a kernel: %w", err)
 		}
 	}
 	k, err := readKernel(dir)
@@ -51,7 +57,7 @@ var dependency = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-\S+)$`)
 
 // fetchKernel makes dir with the content of the kernel's package, all at once. Apt checks that it
 // is Debian's.
-func fetchKernel(ctx context.Context, metapackage, cache, dir string) error {
+func fetchKernel(ctx context.Context, log io.Writer, metapackage, cache, dir string) error {
 	for _, tool := range []string{"apt-get", "apt-cache", "dpkg-deb"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("this needs Debian: %w", err)
@@ -59,7 +65,7 @@ func fetchKernel(ctx context.Context, metapackage, cache, dir string) error {
 	}
 	pkg, err := newestKernel(ctx, metapackage)
 	if err != nil && os.Geteuid() == 0 { // a fresh container has no lists
-		if err := command(ctx, "apt-get", "update", "-qq"); err != nil {
+		if err := Command(ctx, "apt-get", "update", "-qq"); err != nil {
 			return err
 		}
 		pkg, err = newestKernel(ctx, metapackage)
@@ -67,7 +73,7 @@ func fetchKernel(ctx context.Context, metapackage, cache, dir string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("vm: fetching", pkg, "(27 MB) into", cache)
+	fmt.Fprintln(log, "qemu: fetching", pkg, "(27 MB) into", cache)
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return err
 	}
@@ -85,7 +91,7 @@ func fetchKernel(ctx context.Context, metapackage, cache, dir string) error {
 	if err != nil || len(debs) != 1 {
 		return fmt.Errorf("apt-get download %s left %v, %w", pkg, debs, err)
 	}
-	if err := command(ctx, "dpkg-deb", "-x", debs[0], filepath.Join(tmp, "kernel")); err != nil {
+	if err := Command(ctx, "dpkg-deb", "-x", debs[0], filepath.Join(tmp, "kernel")); err != nil {
 		return err
 	}
 	// another may have been first
@@ -108,15 +114,15 @@ func newestKernel(ctx context.Context, metapackage string) (string, error) {
 }
 
 // readKernel finds the files of an unpacked kernel.
-func readKernel(dir string) (kernel, error) {
-	k := kernel{modules: map[string]string{}, builtin: map[string]bool{}}
+func readKernel(dir string) (Kernel, error) {
+	k := Kernel{Dir: dir, modules: map[string]string{}, builtin: map[string]bool{}}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
 		switch name, rest, _ := strings.Cut(d.Name(), "."); {
 		case strings.HasPrefix(d.Name(), "vmlinuz-"):
-			k.image = path
+			k.Image = path
 		case rest == "ko" || rest == "ko.xz":
 			k.modules[moduleName(name)] = path
 		case d.Name() == "modules.builtin":
@@ -124,13 +130,13 @@ func readKernel(dir string) (kernel, error) {
 		}
 		return nil
 	})
-	if err == nil && (k.image == "" || len(k.modules) == 0) {
+	if err == nil && (k.Image == "" || len(k.modules) == 0) {
 		err = fmt.Errorf("there is no kernel in %s", dir)
 	}
 	return k, err
 }
 
-func (k *kernel) readBuiltin(path string) error {
+func (k *Kernel) readBuiltin(path string) error {
 	content, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -145,14 +151,15 @@ func (k *kernel) readBuiltin(path string) error {
 // moduleName returns the name that a module has in lists: in some - is _.
 func moduleName(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// loadable is a module with its content.
-type loadable struct {
-	name    string
-	content []byte
+// Module is a kernel module.
+type Module struct {
+	Name    string
+	Content []byte // uncompressed
 }
 
-// order returns modules and all that they depend on, each after those.
-func (k kernel) order(ctx context.Context, names []string) (all []loadable, err error) {
+// Order returns modules and their dependencies, each after its own dependencies. Modules that are
+// part of the kernel's image are left out.
+func (k Kernel) Order(ctx context.Context, names []string) (all []Module, err error) {
 	for _, name := range names {
 		if all, err = k.add(ctx, all, moduleName(name)); err != nil {
 			return nil, err
@@ -161,8 +168,8 @@ func (k kernel) order(ctx context.Context, names []string) (all []loadable, err 
 	return all, nil
 }
 
-func (k kernel) add(ctx context.Context, all []loadable, name string) ([]loadable, error) {
-	if k.builtin[name] || slices.ContainsFunc(all, func(l loadable) bool { return l.name == name }) {
+func (k Kernel) add(ctx context.Context, all []Module, name string) ([]Module, error) {
+	if k.builtin[name] || slices.ContainsFunc(all, func(l Module) bool { return l.Name == name }) {
 		return all, nil
 	}
 	path, ok := k.modules[name]
@@ -182,7 +189,7 @@ func (k kernel) add(ctx context.Context, all []loadable, name string) ([]loadabl
 			return nil, err
 		}
 	}
-	return append(all, loadable{name, content}), nil
+	return append(all, Module{name, content}), nil
 }
 
 // readModule reads a module, which newer releases of Debian compress.
