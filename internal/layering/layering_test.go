@@ -47,6 +47,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/logsafe":        {nil, logging},
 	"internal/manifests":      {[]string{"sigs.k8s.io/yaml"}, logging},
 	"internal/namespace":      {nil, logging},
+	"internal/qemu":           {nil, logging},
 	"internal/regular":        {nil, logging},
 	"internal/smbtest":        {[]string{"github.com/cloudsoda/go-smb2", module + "internal/namespace"}, logging},
 	"internal/sized":          {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},

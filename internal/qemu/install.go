@@ -37,7 +37,7 @@ func Install(ctx context.Context, log io.Writer, programs []Program) error {
 	return Command(ctx, "apt-get", append([]string{"install", "-y", "-qq", "--no-install-recommends"}, missing...)...)
 }
 
-// command runs a program that says nothing if all is well.
+// Command runs a program. The error has its output.
 func Command(ctx context.Context, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	// systemctl starts no service of a package, such as smbd on the ports of this machine.
