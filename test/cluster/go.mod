@@ -5,9 +5,7 @@ module github.com/causeway-csi/causeway/test/cluster
 go 1.26.0
 
 require (
-	github.com/causeway-csi/causeway v0.0.0
 	github.com/google/go-containerregistry v0.22.1
-	golang.org/x/crypto v0.57.0
 	golang.org/x/sys v0.49.0
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2
@@ -82,7 +80,4 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
 
-replace (
-	github.com/causeway-csi/causeway => ../..
-	github.com/causeway-csi/causeway/deploy/images => ../../deploy/images
-)
+replace github.com/causeway-csi/causeway/deploy/images => ../../deploy/images

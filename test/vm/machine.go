@@ -32,7 +32,9 @@ func (m *machine) prepare(ctx context.Context, metapackage string, suites []suit
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return err
 	}
-	needed := append([]qemu.Program{{Name: qemu.Emulator, Package: "qemu-system-x86"}, {Name: "xz", Package: "xz-utils"}}, programs...)
+	needed := append([]qemu.Program{
+		{Name: qemu.Emulator, Package: "qemu-system-x86"}, {Name: "xz", Package: "xz-utils"},
+	}, programs...)
 	if err := qemu.Install(ctx, os.Stdout, needed); err != nil {
 		return err
 	}
