@@ -14,6 +14,7 @@ var libraries = []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "
 	"/usr/lib"}
 
 // AddLibraries adds the dependencies of a program or a library, each at its path on this machine.
+// added has the paths that are in the archive, for the next call.
 func AddLibraries(a *Archive, content []byte, added map[string]bool) error {
 	file, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {

@@ -16,24 +16,21 @@ import (
 	"strings"
 )
 
-// Metapackage depends on the newest kernel of this release of Debian, 6.1 for Debian 12. This flavor
-// has drivers for virtual machines only, and xfs, ext4 and btrfs with quotas among its filesystems.
+// Metapackage depends on the newest kernel of this release of Debian. This flavor has drivers for
+// virtual machines only, and xfs, ext4 and btrfs with quotas among its filesystems. FindKernel also
+// takes other metapackages, such as linux-image-6.12-cloud-amd64.
 const Metapackage = "linux-image-cloud-amd64"
-
-// Newer depends on kernel 6.12, which Debian 12 has among its security updates.
-const Newer = "linux-image-6.12-cloud-amd64"
 
 // Kernel is an unpacked kernel.
 type Kernel struct {
-	Dir   string // has lib/modules
-	Image string // path
+	Image string // path of the image
 
 	modules map[string]string // paths by name
 	builtin map[string]bool   // modules that are part of the image
 }
 
-// FindKernel returns the kernel of a metapackage in the user's cache. FindKernel fetches a missing
-// kernel, which takes Debian's apt. log receives a message about that.
+// FindKernel returns the kernel of a metapackage in the user's cache. Apt fetches a missing kernel,
+// and log receives a message about that. Errors: a missing kernel on a machine without apt.
 func FindKernel(ctx context.Context, log io.Writer, metapackage string) (Kernel, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -115,7 +112,7 @@ func newestKernel(ctx context.Context, metapackage string) (string, error) {
 
 // readKernel finds the files of an unpacked kernel.
 func readKernel(dir string) (Kernel, error) {
-	k := Kernel{Dir: dir, modules: map[string]string{}, builtin: map[string]bool{}}
+	k := Kernel{modules: map[string]string{}, builtin: map[string]bool{}}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err

@@ -62,14 +62,19 @@ func (c *cluster) image(name, node string) string {
 	return resp.GetVolume().GetVolumeId()
 }
 
-// group requests a group snapshot. A node can still hold the lock of an earlier call whose connection
-// has ended, and the answer is ABORTED until then. group repeats the call, as the sidecars do.
 func (c *cluster) group(name string, volumes ...string) (*csi.VolumeGroupSnapshot, error) {
+	resp, err := c.CreateVolumeGroupSnapshot(context.Background(),
+		&csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: volumes})
+	return resp.GetGroupSnapshot(), err
+}
+
+// groupAgain is group after another call for the same group. A node can still hold the lock of that
+// call, whose stream has ended; until then the answer is ABORTED, and the sidecars retry.
+func (c *cluster) groupAgain(name string, volumes ...string) (*csi.VolumeGroupSnapshot, error) {
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		resp, err := c.CreateVolumeGroupSnapshot(context.Background(),
-			&csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: volumes})
+		made, err := c.group(name, volumes...)
 		if status.Code(err) != codes.Aborted || time.Now().After(deadline) {
-			return resp.GetGroupSnapshot(), err
+			return made, err
 		}
 	}
 }
@@ -243,7 +248,7 @@ func TestAGroupIsCutShort(t *testing.T) {
 					c.nodes["b"].heals()
 					c.nodes["a"].fault.Store(faultAt(at, wrong(c.nodes["a"])))
 				}
-				_, err := c.group(name, images...)
+				_, err := c.groupAgain(name, images...)
 				if err == nil {
 					t.Error("the call did not fail")
 				}
@@ -301,10 +306,10 @@ func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
 	c.wantOnDisk(3, 2)
 	b.fails("recv BEGIN", codes.ResourceExhausted)
 	c.nodes["a"].fails("DiscardPart", codes.Aborted) // while a part exists, the error is not final
-	_, err = c.group("g", images...)
+	_, err = c.groupAgain("g", images...)
 	wantCode(t, err, codes.Unavailable)
 	c.nodes["a"].heals()
-	_, err = c.group("g", images...)
+	_, err = c.groupAgain("g", images...)
 	wantCode(t, err, codes.ResourceExhausted)
 	c.wantOnDisk(0, 0)
 
@@ -312,7 +317,7 @@ func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
 	b.heals()
 	c.until("g", images)
 	b.fails("recv BEGIN", codes.ResourceExhausted)
-	_, err = c.group("g", images...)
+	_, err = c.groupAgain("g", images...)
 	wantCode(t, err, codes.ResourceExhausted)
 	c.wantOnDisk(4, 3)
 }
