@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,8 +35,9 @@ func TestAProcessIsStoppedWithItsClocks(t *testing.T) {
 
 // TestAStoppedDeleteLeavesTheNextVolume: a process is stopped, with its clocks, while it deletes a
 // volume. Meanwhile another process deletes the volume, and creates another with the same directory.
-// Nothing can stop the request that the process sends first, so it is not stopped just before a
-// request that moves or removes.
+// Nothing can stop the request that the process sends first. So the move of the directory is not
+// stopped after the server has confirmed the right to it, and a removal is not the first request. The
+// steps are those of the call and of the task that empties the trash.
 func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 	server := smbtest.Serve(t)
 	for step, done := 0, false; !done; step += stride(2) {
@@ -49,11 +51,18 @@ func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 		paused := make(chan struct{})
 		first, m := w.openMortal(step, paused)
 		first.life = time.Hour
+		var confirmed atomic.Bool
 		first.pool.Before = func(op, path string) error {
-			if m.steps.Load() == 0 && (strings.HasPrefix(op, "move") || op == "remove") {
+			switch {
+			case strings.HasPrefix(op, "move") && strings.HasSuffix(path, "/x") && confirmed.Load(),
+				op == "remove" && m.steps.Load() == 0:
 				return nil
 			}
-			return m.step(op, path)
+			err := m.step(op, path)
+			if op == "read" && strings.Contains(path, "/"+workDir+"/") {
+				confirmed.Store(true)
+			}
+			return err
 		}
 		ended := make(chan struct{})
 		go func() {
