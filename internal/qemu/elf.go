@@ -13,9 +13,15 @@ import (
 var libraries = []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib",
 	"/usr/lib"}
 
+// Files is a filesystem that is being made.
+type Files interface {
+	// File adds a file that all may run, and the directories above it.
+	File(name string, content []byte)
+}
+
 // AddLibraries adds the dependencies of a program or a library, each at its path on this machine.
-// added has the paths that are in the archive, for the next call.
-func AddLibraries(a *Archive, content []byte, added map[string]bool) error {
+// added has the paths of those that are there.
+func AddLibraries(a Files, content []byte, added map[string]bool) error {
 	file, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {
 		return err // a script, say

@@ -18,12 +18,16 @@ import (
 
 // Metapackage depends on the newest kernel of this release of Debian. This flavor has drivers for
 // virtual machines only, and xfs, ext4 and btrfs with quotas among its filesystems. FindKernel also
-// takes other metapackages, such as linux-image-6.12-cloud-amd64.
+// takes other metapackages.
 const Metapackage = "linux-image-cloud-amd64"
+
+// Newer depends on a kernel of the next release.
+const Newer = "linux-image-6.12-cloud-amd64"
 
 // Kernel is an unpacked kernel.
 type Kernel struct {
 	Image string // path of the image
+	Dir   string // has lib/modules
 
 	modules map[string]string // paths by name
 	builtin map[string]bool   // modules that are part of the image
@@ -112,7 +116,7 @@ func newestKernel(ctx context.Context, metapackage string) (string, error) {
 
 // readKernel finds the files of an unpacked kernel.
 func readKernel(dir string) (Kernel, error) {
-	k := Kernel{modules: map[string]string{}, builtin: map[string]bool{}}
+	k := Kernel{Dir: dir, modules: map[string]string{}, builtin: map[string]bool{}}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err

@@ -59,7 +59,7 @@ func serveSSH(ctx context.Context, nodes []local.Node, dir string) (string, erro
 	}}
 	config.AddHostKey(signer) // the suite ignores the key
 	for _, n := range nodes {
-		l, err := n.Listen(n.Address + ":22")
+		l, err := n.Listen(ctx, n.Address+":22")
 		if err != nil {
 			return "", fmt.Errorf("listen on %s: %w", n.Name, err)
 		}

@@ -104,6 +104,8 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 		return fmt.Errorf("%d nodes: at least 1", o.Nodes)
 	case o.Windows > 0:
 		return errors.New("a cluster that is there has the Windows nodes that it has: none are simulated")
+	case len(o.Guests) > 0:
+		return errors.New("a cluster that is there has the kernels that it has: no guests are started")
 	}
 	version, err := c.client.Discovery().ServerVersion()
 	if err != nil {

@@ -117,6 +117,8 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	case o.Windows > 0:
 		return errors.New("no Windows nodes are simulated with kind, as nothing would play their kubelets once this " +
 			"program has ended: use --provider=local")
+	case len(o.Guests) > 0:
+		return errors.New("kind has no nodes that are guests of QEMU: use --provider=local")
 	}
 	c.log.to(o.Log)
 	defer c.log.to(nil)

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
@@ -59,8 +61,9 @@ func (c *Cluster) Kubeconfig(context.Context) ([]byte, error) {
 	return data, err
 }
 
-// Logs is provider.Provider's. Logs copies existing logs, also of a cluster that did not start.
-func (c *Cluster) Logs(_ context.Context, dir string) error {
+// Logs is provider.Provider's. Logs copies existing logs, also of a cluster that did not start. Of a
+// guest that is off there are those of its console.
+func (c *Cluster) Logs(ctx context.Context, dir string) error {
 	if _, err := os.Stat(c.dir); err != nil {
 		return fmt.Errorf("cluster %s is not there: %w", c.name, err)
 	}
@@ -79,6 +82,60 @@ func (c *Cluster) Logs(_ context.Context, dir string) error {
 		if err := copyLogs(from, filepath.Join(dir, to), !strings.HasSuffix(to, "init")); err != nil {
 			return err
 		}
+	}
+	return c.guestLogs(ctx, dir)
+}
+
+// guestLogs copies the logs of guests that run.
+func (c *Cluster) guestLogs(ctx context.Context, dir string) error {
+	all, err := c.Nodes()
+	if errors.Is(err, fs.ErrNotExist) { // the cluster did not start
+		return nil
+	} else if err != nil {
+		return err
+	}
+	for _, n := range all {
+		if _, err := c.init(n.Name); err != nil || !n.guest() {
+			continue
+		}
+		tmp, err := os.MkdirTemp("", "causeway-logs-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(tmp)
+		err = n.copyOut(ctx, c.node(n.Name).dir, tmp, "log", "pods-log")
+		if err == nil {
+			err = copyLogs(filepath.Join(tmp, "log"), filepath.Join(dir, n.Name, "components"), true)
+		}
+		if err == nil {
+			err = copyLogs(filepath.Join(tmp, "pods-log"), filepath.Join(dir, n.Name, "pods"), true)
+		}
+		if err != nil {
+			return fmt.Errorf("logs of %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// copyOut copies directories in a directory of the node into a directory of this machine.
+func (n Node) copyOut(ctx context.Context, from, to string, names ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // the node may hang
+	defer cancel()
+	pack, err := n.Command(ctx, append([]string{"tar", "-C", from, "-c"}, names...)...)
+	if err != nil {
+		return err
+	}
+	unpack := exec.CommandContext(ctx, "tar", "-C", to, "-x")
+	if unpack.Stdin, err = pack.StdoutPipe(); err != nil {
+		return err
+	}
+	var packed, unpacked bytes.Buffer
+	pack.Stderr, unpack.Stderr = &packed, &unpacked
+	if err := unpack.Start(); err != nil {
+		return err
+	}
+	if err := errors.Join(pack.Run(), unpack.Wait()); err != nil {
+		return fmt.Errorf("%w: %s%s", err, &packed, &unpacked)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -77,8 +78,8 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	start := time.Now()
 	err = c.start(ctx, o, bin)
 	if err == nil {
-		fmt.Fprintf(o.Log, "cluster %s: %d nodes, and %d that are simulated, are ready after %.1f s\n", c.name, o.Nodes,
-			o.Windows, time.Since(start).Seconds())
+		fmt.Fprintf(o.Log, "cluster %s: %d nodes, and %d that are simulated, are ready after %.1f s\n", c.name,
+			o.Nodes+len(o.Guests), o.Windows, time.Since(start).Seconds())
 		return nil
 	}
 	if ctx.Err() == nil {
@@ -93,10 +94,14 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 // supported returns the features that this machine lacks.
 func supported(o provider.Options) error {
 	switch {
-	case o.Nodes < 1 || o.Nodes > maxNodes:
-		return fmt.Errorf("%d nodes: from 1 to %d", o.Nodes, maxNodes)
+	case o.Nodes < 1 || o.Nodes+len(o.Guests) > maxNodes:
+		return fmt.Errorf("%d nodes and %d guests: at least one node, and %d together at most", o.Nodes, len(o.Guests),
+			maxNodes)
 	case o.Windows < 0:
 		return fmt.Errorf("%d Windows nodes: at least 0", o.Windows)
+	}
+	if _, err := guestKernels(o.Guests); err != nil {
+		return err
 	}
 	if _, err := hierarchies(); err != nil {
 		return err
@@ -144,9 +149,13 @@ func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
 			return false, fmt.Errorf("cluster %s is there, and %w: end it first (down)", c.name, err)
 		}
 	}
-	if s.Nodes != o.Nodes || s.Windows != o.Windows {
-		return false, fmt.Errorf("cluster %s runs, with %d nodes and %d for Windows, not %d and %d: end it first "+
-			"(down)", c.name, s.Nodes, s.Windows, o.Nodes, o.Windows)
+	guests, err := guestKernels(o.Guests)
+	if err != nil {
+		return false, err
+	}
+	if s.Nodes != o.Nodes || s.Windows != o.Windows || !slices.Equal(s.Guests, guests) {
+		return false, fmt.Errorf("cluster %s runs, with %d nodes, %d for Windows and the guests %q, not %d, %d and %q: "+
+			"end it first (down)", c.name, s.Nodes, s.Windows, s.Guests, o.Nodes, o.Windows, guests)
 	}
 	client, err := c.client()
 	if err != nil {
@@ -159,15 +168,21 @@ func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
 func (f files) up() string { return filepath.Join(f.dir, "up") }
 
 func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) error {
-	s := spec{Name: c.name, Bin: bin, Nodes: o.Nodes, Windows: o.Windows}
-	var err error
+	guests, err := guestKernels(o.Guests)
+	if err != nil {
+		return err
+	}
+	s := spec{Name: c.name, Bin: bin, Nodes: o.Nodes, Windows: o.Windows, Guests: guests}
 	if s.Subnet, err = freeSubnet(); err != nil {
 		return err
 	}
 	if err := c.prepare(ctx, s); err != nil {
 		return err
 	}
-	if err := c.spawn(c.planeLog(), planeRole); err != nil {
+	if err := c.prepareGuests(ctx, o.Log, s); err != nil {
+		return fmt.Errorf("guests: %w", err)
+	}
+	if err := c.spawn(c.planeLog(), planeRole, nil); err != nil {
 		return err
 	}
 	plane, err := c.init("")
@@ -284,7 +299,10 @@ func (c *Cluster) startNode(ctx context.Context, plane int, n node) error {
 			return err
 		}
 	}
-	if err := c.spawn(c.node(n.Name).of("init.log"), nodeRole, n.Name); err != nil {
+	if n.guest() {
+		return c.startGuest(ctx, plane, n)
+	}
+	if err := c.spawn(c.node(n.Name).of("init.log"), nodeRole, nil, n.Name); err != nil {
 		return err
 	}
 	i, err := c.init(n.Name)
@@ -430,7 +448,7 @@ func (c *Cluster) lastWords() string {
 	nodes, _ := filepath.Glob(filepath.Join(c.dir, "nodes", "*"))
 	for _, n := range nodes {
 		own := nodeFiles{n}
-		logs = append(logs, own.of("init.log"), own.log("containerd"), own.log("kubelet"))
+		logs = append(logs, own.of("init.log"), own.log("console"), own.log("containerd"), own.log("kubelet"))
 	}
 	for _, l := range logs {
 		if _, err := os.Stat(l); err == nil {

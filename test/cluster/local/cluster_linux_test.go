@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -24,10 +25,13 @@ const testName = "harness"
 // can be killed.
 func TestMain(m *testing.M) {
 	Main()
-	if os.Getenv("CLUSTER_UP") != "" {
-		c, err := New(testName)
-		if err == nil {
-			err = c.Up(context.Background(), provider.Options{Nodes: 2, Log: os.Stderr})
+	if options := os.Getenv("CLUSTER_UP"); options != "" {
+		var o provider.Options
+		err := json.Unmarshal([]byte(options), &o)
+		c, err2 := New(testName)
+		if err = errors.Join(err, err2); err == nil {
+			o.Log = os.Stderr
+			err = c.Up(context.Background(), o)
 		}
 		fmt.Println("up:", err)
 		os.Exit(0)
@@ -286,15 +290,27 @@ func TestAnUpThatIsKilled(t *testing.T) {
 	} {
 		t.Run(moment.name, func(t *testing.T) {
 			c := cluster(t)
-			killUp(t, c, moment.come)
+			killUp(t, c, provider.Options{Nodes: 2}, moment.come)
 			if all, err := c.inits(); err != nil || len(all) == 0 {
 				t.Fatalf("nothing runs, so that nothing is tested: %v, %v", all, err)
 			}
 		})
 	}
+	t.Run("when a guest starts its programs", func(t *testing.T) {
+		needsGuests(t)
+		c := cluster(t)
+		killUp(t, c, provider.Options{Nodes: 1, Guests: []string{"6.1"}}, func(c *Cluster) bool {
+			log, err := os.ReadFile(c.node("guest-1").log("console"))
+			return err == nil && bytes.Contains(log, []byte("its network is there"))
+		})
+		if left, err := c.leftProcesses(); err != nil ||
+			!slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "qemu-system") }) {
+			t.Fatalf("no guest runs, so that nothing is tested: %q, %v", left, err)
+		}
+	})
 	t.Run("and is done again", func(t *testing.T) {
 		c := cluster(t)
-		killUp(t, c, func(c *Cluster) bool { return exists(c.ready()) })
+		killUp(t, c, provider.Options{Nodes: 2}, func(c *Cluster) bool { return exists(c.ready()) })
 		old, err := c.init("")
 		if err != nil {
 			t.Fatal(err)
@@ -309,10 +325,14 @@ func TestAnUpThatIsKilled(t *testing.T) {
 }
 
 // killUp kills a process that starts the cluster, at a moment.
-func killUp(t *testing.T, c *Cluster, moment func(*Cluster) bool) {
+func killUp(t *testing.T, c *Cluster, o provider.Options, moment func(*Cluster) bool) {
 	t.Helper()
+	options, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "CLUSTER_UP=1")
+	cmd.Env = append(os.Environ(), "CLUSTER_UP="+string(options))
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
 	if err := cmd.Start(); err != nil {

@@ -49,19 +49,11 @@ func (d *daemons) once(own nodeFiles, name string, argv []string) error {
 	defer log.Close()
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
-	d.mu.Lock() // so that the reaper does not see a child that is missing in the table
-	if err = cmd.Start(); err == nil {
-		d.mine[cmd.Process.Pid] = true
-	}
-	d.mu.Unlock()
+	waited, err := d.start(cmd)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		d.mu.Lock()
-		delete(d.mine, cmd.Process.Pid)
-		d.mu.Unlock()
-	}()
+	defer waited()
 	if err := os.WriteFile(own.pid(name), []byte(strconv.Itoa(cmd.Process.Pid)), 0o644); err != nil {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -72,9 +64,25 @@ func (d *daemons) once(own nodeFiles, name string, argv []string) error {
 	return fmt.Errorf("ended: %w", err)
 }
 
+// start starts a command that its caller waits for, and must not be reaped. The caller calls waited
+// after Wait.
+func (d *daemons) start(cmd *exec.Cmd) (waited func(), err error) {
+	d.mu.Lock() // so that the reaper does not see a child that is missing in the table
+	defer d.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	d.mine[cmd.Process.Pid] = true
+	return func() {
+		d.mu.Lock()
+		delete(d.mine, cmd.Process.Pid)
+		d.mu.Unlock()
+	}, nil
+}
+
 // reap waits for children without a waiting goroutine: processes of a program that ended, such as
-// containerd's shims. From then on only run may start programs in this process: reap would take
-// their ends.
+// containerd's shims. From then on only start may start programs in this process: reap would
+// take their ends.
 func (d *daemons) reap() {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, syscall.SIGCHLD)

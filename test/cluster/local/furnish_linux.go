@@ -70,7 +70,8 @@ func dnsObjects(replicas int) ([]byte, error) {
 		return nil, err
 	}
 	var b bytes.Buffer
-	err = t.Execute(&b, map[string]any{"Replicas": replicas, "Image": testimages.DNS, "Address": dnsAddress})
+	err = t.Execute(&b, map[string]any{"Replicas": replicas, "Image": testimages.DNS, "Address": dnsAddress,
+		"Guest": GuestType})
 	return b.Bytes(), err
 }
 

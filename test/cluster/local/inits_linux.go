@@ -81,8 +81,9 @@ func (f files) init(node string) (initProcess, error) {
 	return initProcess{}, fmt.Errorf("%s does not run", node)
 }
 
-// spawn starts an init process in namespaces of its own. It outlives this process.
-func (f files) spawn(log, role string, args ...string) error {
+// spawn starts an init process in namespaces of its own, with open files from descriptor 3 on. It
+// outlives this process.
+func (f files) spawn(log, role string, open []*os.File, args ...string) error {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
@@ -91,6 +92,7 @@ func (f files) spawn(log, role string, args ...string) error {
 	cmd := exec.Command(f.program(), append([]string{role, f.dir}, args...)...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = "/",
 		environment("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), out, out
+	cmd.ExtraFiles = open
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true,
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET |

@@ -6,19 +6,22 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 )
 
 // The init processes' first arguments.
 const (
-	planeRole = "init-of-plane"
-	nodeRole  = "init-of-node"
+	planeRole  = "init-of-plane"
+	nodeRole   = "init-of-node"
+	kernelRole = "init-of-kernel" // process 1 of a guest
+	clientRole = "on-guest"       // runs a command on a guest
 )
 
 // Main must be called first in a program that calls Cluster.Up: the init processes of a cluster are
 // that program. There Main does not return.
 func Main() {
-	if len(os.Args) < 3 || os.Args[1] != planeRole && os.Args[1] != nodeRole {
+	if len(os.Args) < 3 || !slices.Contains([]string{planeRole, nodeRole, kernelRole, clientRole}, os.Args[1]) {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -29,6 +32,9 @@ func Main() {
 }
 
 func run(ctx context.Context, role string, f files, args []string) error {
+	if role == kernelRole {
+		return runKernel(ctx, f, args[0])
+	}
 	s, err := readSpec(f)
 	if err != nil {
 		return err
@@ -39,6 +45,12 @@ func run(ctx context.Context, role string, f files, args []string) error {
 	n, err := s.find(args[0])
 	if err != nil {
 		return err
+	}
+	switch {
+	case role == clientRole:
+		return runOnGuest(ctx, f.node(n.Name), args[1:])
+	case n.guest():
+		return runGuest(ctx, f, n)
 	}
 	return runNode(ctx, f, s, n)
 }

@@ -10,6 +10,9 @@
 //	                       bridge in the plane's network: etcd, API server, controllers
 //	                                              └── veth ── eth0 of node-2 ── pods 10.244.2.0/24
 //
+// A node can also be a guest of QEMU, with a kernel of its own. Its init process has the emulator as a
+// child, and a tap device instead of the veth.
+//
 // So there is nothing in this machine's own network but that veth, which goes with the plane. A
 // node sees this machine's programs and settings, read-only, its devices, and of its disks a
 // directory of its own.
@@ -22,6 +25,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 )
 
 // Root is the directory of all local clusters. It is on a disk, as containerd cannot put its layers
@@ -52,6 +56,7 @@ type spec struct {
 	Bin     string // the components' directory
 	Nodes   int
 	Windows int
+	Guests  []string // packages with the kernels of the nodes that are guests
 }
 
 // address returns an address of the nodes' network.
@@ -71,22 +76,28 @@ func (s spec) node(i int) node {
 	}
 }
 
+// nodes returns the ordinary nodes, then the guests.
 func (s spec) nodes() []node {
-	all := make([]node, s.Nodes)
+	all := make([]node, s.Nodes+len(s.Guests))
 	for i := range all {
 		all[i] = s.node(i + 1)
+		if i >= s.Nodes {
+			all[i].Name, all[i].kernel = "guest-"+strconv.Itoa(i-s.Nodes+1), s.Guests[i-s.Nodes]
+		}
 	}
 	return all
 }
 
 // find returns the node of that name.
 func (s spec) find(name string) (node, error) {
+	var all []string
 	for _, n := range s.nodes() {
 		if n.Name == name {
 			return n, nil
 		}
+		all = append(all, n.Name)
 	}
-	return node{}, fmt.Errorf("there is no node %q: they are node-1 to node-%d", name, s.Nodes)
+	return node{}, fmt.Errorf("there is no node %q: they are %s", name, strings.Join(all, ", "))
 }
 
 // node is a node of a cluster.
@@ -97,7 +108,14 @@ type node struct {
 	port    string // its end of the bridge, in the plane's network
 
 	hardware string // the hardware address of the other end
+	kernel   string // of a guest: the package that has its kernel
 }
+
+// guest reports whether the node is a guest of QEMU.
+func (n node) guest() bool { return n.kernel != "" }
+
+// GuestType is the value of the label node.kubernetes.io/instance-type of guests.
+const GuestType = "qemu"
 
 // files has the paths of a cluster's files.
 type files struct{ dir string }

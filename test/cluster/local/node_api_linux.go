@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -38,15 +39,24 @@ func (c *Cluster) Nodes() ([]Node, error) {
 	return all, nil
 }
 
+// Guest reports whether the node is a guest of QEMU, which has a kernel of its own.
+func (n Node) Guest() bool { return n.guest() }
+
 // Login returns a command in all of the node's namespaces, as after a login. It may have this
-// process's terminal. The end of ctx may leave the command running. Errors: the node is off.
+// process's terminal, but not on a guest. The end of ctx may leave the command running. Errors: the
+// node is off.
 func (n Node) Login(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 	i, err := n.cluster.init(n.Name)
 	if err != nil {
 		return nil, err
 	}
+	namespaces := []string{"-m", "-p", "-n", "-u", "-i"}
+	if n.guest() { // the emulator forwards a port of its network to the guest
+		namespaces = []string{"-n"}
+		argv = append([]string{n.cluster.program(), clientRole, n.cluster.dir, n.Name}, argv...)
+	}
 	cmd := exec.CommandContext(ctx, "nsenter",
-		append([]string{"-t", strconv.Itoa(i.pid), "-m", "-p", "-n", "-u", "-i", "--"}, argv...)...)
+		slices.Concat([]string{"-t", strconv.Itoa(i.pid)}, namespaces, []string{"--"}, argv)...)
 	cmd.Env = environment(n.spec.Bin + ":/usr/sbin:/usr/bin:/sbin:/bin")
 	return cmd, nil
 }
@@ -94,8 +104,12 @@ func (n Node) cable(ctx context.Context, state string) error {
 // Hold kills a program of the node (containerd, kubelet, kube-proxy) and prevents its restart.
 // Containers continue.
 func (n Node) Hold(program string) error {
-	own := n.cluster.node(n.Name)
-	if err := os.WriteFile(own.held(program), nil, 0o644); err != nil {
+	path := n.cluster.node(n.Name).held(program)
+	if n.guest() {
+		if err := n.inGuest("touch", path); err != nil {
+			return err
+		}
+	} else if err := os.WriteFile(path, nil, 0o644); err != nil {
 		return err
 	}
 	return n.Kill(program)
@@ -103,7 +117,12 @@ func (n Node) Hold(program string) error {
 
 // Held reports whether a program is held.
 func (n Node) Held(program string) (bool, error) {
-	_, err := os.Stat(n.cluster.node(n.Name).held(program))
+	path := n.cluster.node(n.Name).held(program)
+	if n.guest() {
+		out, err := n.Run(context.Background(), "sh", "-c", `test -e "$0" && echo held || true`, path)
+		return out != "", err
+	}
+	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -111,23 +130,46 @@ func (n Node) Held(program string) (bool, error) {
 }
 
 // Release has a program that was held start again.
-func (n Node) Release(program string) error { return os.Remove(n.cluster.node(n.Name).held(program)) }
+func (n Node) Release(program string) error {
+	path := n.cluster.node(n.Name).held(program)
+	if n.guest() {
+		return n.inGuest("rm", "-f", path)
+	}
+	return os.Remove(path)
+}
+
+// inGuest runs a short command on the node, which is a guest.
+func (n Node) inGuest(argv ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), nodePatience)
+	defer cancel()
+	_, err := n.Run(ctx, argv...)
+	return err
+}
+
+// pid returns the PID of a program in the node. Errors: it does not run.
+func (n Node) pid(ctx context.Context, program string) (string, error) {
+	path := n.cluster.node(n.Name).pid(program)
+	if n.guest() {
+		return n.Run(ctx, "cat", path)
+	}
+	data, err := os.ReadFile(path)
+	return string(data), err
+}
 
 // Kill kills a program of the node, which starts again at once, and returns when the program has
 // ended.
 func (n Node) Kill(program string) error {
-	path := n.cluster.node(n.Name).pid(program)
-	was, err := os.ReadFile(path)
+	ctx, cancel := context.WithTimeout(context.Background(), nodePatience)
+	defer cancel()
+	was, err := n.pid(ctx, program)
 	if err != nil {
 		return fmt.Errorf("%s does not run on %s: %w", program, n.Name, err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), nodePatience)
-	defer cancel()
-	if _, err := n.Run(ctx, "kill", "-9", string(was)); err != nil {
+	if _, err := n.Run(ctx, "kill", "-9", was); err != nil {
 		return err
 	}
 	return await(ctx, program+" to end", func() error {
-		if is, err := os.ReadFile(path); err == nil && string(is) == string(was) {
+		if is, err := n.pid(ctx, program); err == nil && is == was {
 			return errors.New("it runs")
 		}
 		return nil
@@ -173,32 +215,37 @@ func (n Node) PowerOn(ctx context.Context, withDisk bool) error {
 // Listen listens in the node's network, at an address of the node's, with this process at the other
 // end. It serves as a program that other nodes have, such as an SSH server. Errors: the node is
 // off.
-func (n Node) Listen(address string) (net.Listener, error) {
+func (n Node) Listen(ctx context.Context, address string) (l net.Listener, err error) {
+	if n.guest() {
+		return n.listenInGuest(ctx, address)
+	}
 	i, err := n.cluster.init(n.Name)
 	if err != nil {
 		return nil, err
 	}
-	network, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", i.pid))
+	return l, enterNetwork(i.pid, func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	})
+}
+
+// enterNetwork calls use on a thread in the network of a process. Sockets that use makes stay there.
+func enterNetwork(pid int, use func() error) error {
+	network, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer network.Close()
-	type result struct {
-		net.Listener
-		error
-	}
-	done := make(chan result)
+	done := make(chan error)
 	go func() {
 		// and never unlocked: the thread ends with the goroutine, as it is of no use in that
 		// network
 		runtime.LockOSThread()
 		if err := unix.Setns(int(network.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- result{nil, fmt.Errorf("enter the network of %s: %w", n.Name, err)}
+			done <- fmt.Errorf("enter the network of process %d: %w", pid, err)
 			return
 		}
-		l, err := net.Listen("tcp", address)
-		done <- result{l, err}
+		done <- use()
 	}()
-	r := <-done
-	return r.Listener, r.error
+	return <-done
 }

@@ -27,6 +27,22 @@ const nodePatience = 2 * time.Minute
 // StorageDir is where a node's data disk is mounted.
 const StorageDir = "/var/lib/causeway"
 
+// nodeDirs are the directories of a node's programs: where they are in the node's own directory, and
+// where the programs look for them.
+var nodeDirs = map[string]string{
+	"kubelet": "/var/lib/kubelet", "containerd": "/var/lib/containerd", "cni": "/var/lib/cni", "storage": StorageDir,
+	"pods-log": "/var/log/pods", "containers-log": "/var/log/containers",
+}
+
+// makeNodeDirs makes the directories that are in a node's own directory.
+func makeNodeDirs(own nodeFiles) error {
+	dirs := []string{own.of("log"), own.of("cni-conf")}
+	for d := range nodeDirs {
+		dirs = append(dirs, own.of(d))
+	}
+	return makeDirs(dirs...)
+}
+
 // containerdSocket is where containerd serves.
 const containerdSocket = "/run/containerd/containerd.sock"
 
@@ -34,12 +50,7 @@ const containerdSocket = "/run/containerd/containerd.sock"
 // and keeps containerd, kubelet and kube-proxy running. runNode ends with an error only.
 func runNode(ctx context.Context, f files, s spec, n node) error {
 	own := f.node(n.Name)
-	var dirs []string
-	for _, d := range []string{"log", "kubelet", "containerd", "cni", "cni-conf", "pods-log", "containers-log",
-		"storage"} {
-		dirs = append(dirs, own.of(d))
-	}
-	if err := makeDirs(dirs...); err != nil {
+	if err := makeNodeDirs(own); err != nil {
 		return err
 	}
 	groups, err := makeCgroups(cgroup(s.Name), n.Name)
@@ -59,6 +70,14 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 	if err := joinNetwork(ctx, s, n); err != nil {
 		return fmt.Errorf("network: %w", err)
 	}
+	say("its network is there")
+	return runPrograms(ctx, f, s, n, groups, &daemons{mine: map[int]bool{}})
+}
+
+// runPrograms keeps containerd, kubelet and kube-proxy running, with the control group that the
+// kubelet's groups are below. runPrograms ends with an error only.
+func runPrograms(ctx context.Context, f files, s spec, n node, groups string, d *daemons) error {
+	own := f.node(n.Name)
 	values := map[string]any{
 		"Name": n.Name, "Address": n.Address, "Pods": n.Pods, "Bin": s.Bin, "Dir": own.dir, "CgroupRoot": groups,
 		"DNS": dnsAddress, "Containerd": containerdSocket,
@@ -71,8 +90,6 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 			return err
 		}
 	}
-	say("its network is there")
-	d := daemons{mine: map[int]bool{}}
 	d.run(own, "containerd", "containerd", "--config", own.of("containerd.toml"))
 	if err := importImages(ctx, own, f); err != nil {
 		return fmt.Errorf("import images: %w; the end of containerd's log:\n%s", err, tail(own.log("containerd")))
@@ -83,8 +100,12 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 	}
 	say("its keys are there")
 	go d.reap()
-	d.run(own, "kubelet", "kubelet", "--config="+own.of("kubelet.yaml"), "--kubeconfig="+own.of("kubelet.kubeconfig"),
-		"--hostname-override="+n.Name, "--node-ip="+n.Address, "--root-dir=/var/lib/kubelet", "--v=2")
+	kubelet := []string{"kubelet", "--config=" + own.of("kubelet.yaml"), "--kubeconfig=" + own.of("kubelet.kubeconfig"),
+		"--hostname-override=" + n.Name, "--node-ip=" + n.Address, "--root-dir=/var/lib/kubelet", "--v=2"}
+	if n.guest() {
+		kubelet = append(kubelet, "--node-labels=node.kubernetes.io/instance-type="+GuestType)
+	}
+	d.run(own, "kubelet", kubelet...)
 	d.run(own, "kube-proxy", "kube-proxy", "--kubeconfig="+own.of("kube-proxy.kubeconfig"),
 		"--hostname-override="+n.Name, "--proxy-mode=nftables", "--cluster-cidr="+pods, "--conntrack-max-per-core=0",
 		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
@@ -117,11 +138,7 @@ func makeRoot(own nodeFiles, f files, s spec) error {
 	b.bind(s.Bin, s.Bin, unix.MS_RDONLY)
 	b.bind(f.images(), f.images(), unix.MS_RDONLY)
 	b.bind(own.dir, own.dir, 0)
-	for from, to := range map[string]string{
-		"kubelet": "/var/lib/kubelet", "containerd": "/var/lib/containerd", "cni": "/var/lib/cni",
-		"storage":  StorageDir,
-		"pods-log": "/var/log/pods", "containers-log": "/var/log/containers",
-	} {
+	for from, to := range nodeDirs {
 		b.bind(own.of(from), to, 0)
 	}
 	b.mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")

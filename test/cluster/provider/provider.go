@@ -11,6 +11,9 @@ import (
 type Options struct {
 	Nodes   int // Linux nodes, at least 1
 	Windows int // Windows nodes that are simulated: pods are placed on them, and run nowhere
+	// Nodes that are guests of QEMU, each with the version of its kernel, 6.1 or 6.12. They have
+	// cifs and project quotas, which this machine's kernel may lack. Provider local only.
+	Guests []string
 	// keeps the remains of a cluster that did not start, for inspection; the next Up or Down
 	// removes them
 	Keep bool

@@ -1,0 +1,244 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/causeway-csi/causeway/test/cluster/internal/readiness"
+	"github.com/causeway-csi/causeway/test/cluster/provider"
+	"github.com/causeway-csi/causeway/test/cluster/testimages"
+)
+
+// guests are the nodes of TestGuests: one guest with each kernel.
+var guests = provider.Options{Nodes: 1, Guests: []string{"6.1", "6.12"}, Log: os.Stderr}
+
+// needsGuests skips a test on a machine that cannot have guests.
+func needsGuests(t *testing.T) {
+	t.Helper()
+	if _, err := guestKernels(guests.Guests); err != nil {
+		t.Skip(err)
+	}
+}
+
+// TestGuests: guests are nodes like others. Up returns when pods on them have found the API server by
+// its name.
+func TestGuests(t *testing.T) {
+	needsGuests(t)
+	c := cluster(t)
+	ctx := t.Context()
+	if err := c.Up(ctx, guests); err != nil {
+		t.Fatal(err)
+	}
+	all := nodes(t, c)
+	first, second := all[1], all[2]
+	t.Run("up again finds them", func(t *testing.T) {
+		before, err := c.inits()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Up(ctx, guests); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := c.inits(); err != nil || !slices.Equal(before, after) {
+			t.Errorf("the init processes were %v, and are %v, %v", before, after, err)
+		}
+		other := guests
+		other.Guests = []string{"6.12", "6.1"}
+		if err := c.Up(ctx, other); err == nil || !strings.Contains(err.Error(), "guests") {
+			t.Errorf("up with other guests: %v", err)
+		}
+	})
+	t.Run("kernels", func(t *testing.T) {
+		for i, n := range []Node{first, second} {
+			if out := on(t, n, "uname", "-r"); !n.Guest() || !strings.HasPrefix(out, guests.Guests[i]+".") {
+				t.Errorf("%s has the kernel %s", n.Name, out)
+			}
+			if out := on(t, n, "sh", "-c", "modprobe cifs && modprobe dm_mod && grep -w cifs /proc/filesystems"); out == "" {
+				t.Errorf("%s has no cifs", n.Name)
+			}
+		}
+	})
+	t.Run("the data disks count projects", func(t *testing.T) {
+		for _, n := range []Node{first, second} {
+			if out := on(t, n, "grep", " "+StorageDir+" xfs ", "/proc/mounts"); !strings.Contains(out, "prjquota") {
+				t.Errorf("%s has %s", n.Name, out)
+			}
+		}
+	})
+	t.Run("commands", func(t *testing.T) {
+		_, err := first.Run(ctx, "sh", "-c", "echo out; echo err >&2; exit 7")
+		if err == nil || !strings.Contains(err.Error(), "exit status 7: out\nerr") {
+			t.Errorf("a command that fails: %v", err)
+		}
+		if _, err := first.Run(ctx, "no-such-program"); err == nil || !strings.Contains(err.Error(), "127") {
+			t.Errorf("a program that does not exist: %v", err)
+		}
+		cmd, err := first.Command(ctx, "cat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+		cmd.Stdin = bytes.NewReader(sent)
+		if out, err := cmd.Output(); err != nil || !bytes.Equal(out, sent) {
+			t.Errorf("cat of %d bytes: %d bytes, %v", len(sent), len(out), err)
+		}
+		short, cancel := context.WithCancel(ctx)
+		time.AfterFunc(2*time.Second, cancel)
+		if _, err := first.Run(short, "sleep", "1234"); err == nil {
+			t.Error("a command outlives its context")
+		}
+		err = await(ctx, "the command to end", func() error {
+			if out := on(t, first, "sh", "-c", "ps | grep '[s]leep 1234' || :"); out != "" {
+				return errors.New(out)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("listeners", func(t *testing.T) {
+		l, err := first.Listen(ctx, first.Address+":2222")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go func() {
+			if conn, err := l.Accept(); err == nil {
+				io.Copy(conn, conn)
+				conn.Close()
+			}
+		}()
+		conn, err := net.DialTimeout("tcp", first.Address+":2222", 10*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprint(conn, "hello")
+		conn.(*net.TCPConn).CloseWrite()
+		if back, err := io.ReadAll(conn); err != nil || string(back) != "hello" {
+			t.Errorf("the listener sent %q, %v back", back, err)
+		}
+	})
+	t.Run("logs", func(t *testing.T) {
+		dir := t.TempDir()
+		if err := c.Logs(ctx, dir); err != nil {
+			t.Fatal(err)
+		}
+		for _, pattern := range []string{"components/console.log", "components/kubelet.log", "init/init.log"} {
+			path := filepath.Join(dir, second.Name, pattern)
+			if info, err := os.Stat(path); err != nil || info.Size() == 0 {
+				t.Errorf("%s is empty, or %v", path, err)
+			}
+		}
+	})
+	t.Run("a program that is killed is back", func(t *testing.T) {
+		was := on(t, first, "cat", c.node(first.Name).pid("kubelet"))
+		if err := first.Hold("kubelet"); err != nil {
+			t.Fatal(err)
+		}
+		if held, err := first.Held("kubelet"); err != nil || !held {
+			t.Errorf("held: %v, %v", held, err)
+		}
+		if err := first.Release("kubelet"); err != nil {
+			t.Fatal(err)
+		}
+		err := await(ctx, "the kubelet", func() error {
+			is, err := first.Run(ctx, "cat", c.node(first.Name).pid("kubelet"))
+			if err == nil && is == was {
+				err = fmt.Errorf("it still has the PID %s", was)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("the network is cut", func(t *testing.T) {
+		client, err := c.client()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := second.Cut(ctx); err != nil {
+			t.Fatal(err)
+		}
+		err = await(ctx, "the node to be given up", func() error {
+			if readiness.Ready(ctx, client, second.Name) == nil {
+				return errors.New("it is ready")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		if out := on(t, second, "uname", "-n"); strings.TrimSpace(out) != second.Name {
+			t.Errorf("a command on a node without its network: %q", out)
+		}
+		if err := second.Reconnect(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := await(ctx, "the node", func() error { return readiness.Ready(ctx, client, second.Name) }); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("power", func(t *testing.T) {
+		client, err := c.client()
+		if err != nil {
+			t.Fatal(err)
+		}
+		was, err := client.CoreV1().Nodes().Get(ctx, first.Name, meta.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := StorageDir + "/file"
+		on(t, first, "sh", "-c", "echo durable > "+file+" && sync "+file+" && echo lost > /run/file")
+		if err := first.PowerOff(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := first.Run(ctx, "true"); err == nil {
+			t.Error("a command runs on a node that is off")
+		}
+		if err := first.PowerOn(ctx, true); err != nil {
+			t.Fatal(err)
+		}
+		if out := on(t, first, "sh", "-c", "cat "+file+"; test ! -e /run/file"); out != "durable\n" {
+			t.Errorf("the disk has %q", out)
+		}
+		err = await(ctx, "the node after its start", func() error {
+			is, err := client.CoreV1().Nodes().Get(ctx, first.Name, meta.GetOptions{})
+			if err == nil && is.Status.NodeInfo.BootID == was.Status.NodeInfo.BootID {
+				err = errors.New("the API server knows the former life of the node only")
+			}
+			return errors.Join(err, readiness.Ready(ctx, client, first.Name))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := readiness.TryPods(ctx, client, testimages.Busybox, []string{first.Name}, "true"); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("what is left can be seen", func(t *testing.T) {
+		left, err := c.Leftovers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, what := range []string{"process ", "qemu-system"} {
+			if !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, what) }) {
+				t.Errorf("no %s in %q", what, left)
+			}
+		}
+	})
+}
