@@ -712,3 +712,40 @@ func TestNamesThatLookLikeNumbers(t *testing.T) {
 		}
 	}
 }
+
+// TestProjectedFilesAreReadable: the files of a projected volume belong to root, so a pod that runs as
+// another user needs an fsGroup, unless all may read them. Without it a sidecar does not trust the API
+// server: it cannot read ca.crt.
+func TestProjectedFilesAreReadable(t *testing.T) {
+	bin := programs(t)
+	pods := 0
+	for _, c := range configurations(t) {
+		objects, err := Render(t.Context(), bin, c.Args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range objects {
+			var w struct {
+				Spec struct {
+					Template struct{ Spec core.PodSpec }
+				}
+			}
+			if err := yaml.Unmarshal([]byte(o.Text), &w); err != nil {
+				t.Fatal(err)
+			}
+			pod := w.Spec.Template.Spec
+			for _, v := range pod.Volumes {
+				if v.Projected == nil || v.Projected.DefaultMode == nil || *v.Projected.DefaultMode&0o004 != 0 {
+					continue
+				}
+				pods++
+				if c := pod.SecurityContext; c == nil || (c.FSGroup == nil && c.RunAsUser != nil && *c.RunAsUser != 0) {
+					t.Errorf("%s: the pod cannot read the files of its volume %s: no fsGroup", o.Source, v.Name)
+				}
+			}
+		}
+	}
+	if pods == 0 {
+		t.Error("no pod has such a volume")
+	}
+}
