@@ -50,7 +50,7 @@ func ServeKerberos(t testing.TB) (*Server, *Realm) {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Kill)
-	s, err := start(t.TempDir(), r)
+	s, err := start(t.TempDir(), loopback, r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,9 +33,10 @@ const (
 // The login of a Server at its start.
 const firstUser, firstPassword = "alice", "pa,ss w"
 
-// Server is an SMB server at a port of the loopback address.
+// Server is an SMB server at an address of this machine.
 type Server struct {
 	Dir      string // holds the shares
+	Address  string // without the port
 	Port     int
 	User     string
 	Password string
@@ -81,19 +82,25 @@ func find(program string) (string, error) {
 	return exec.LookPath(filepath.Join("/usr/sbin", program))
 }
 
-// Start starts a Server whose files are in dir, an empty directory. Close ends it; so does the end
-// of this process.
-func Start(dir string) (*Server, error) { return start(dir, nil) }
+// loopback is the address of most servers.
+const loopback = "127.0.0.1"
+
+// Start starts a Server at the loopback address, whose files are in dir, an empty directory. Close
+// ends it; so does the end of this process.
+func Start(dir string) (*Server, error) { return start(dir, loopback, nil) }
+
+// StartAt is Start for another IPv4 address of this machine.
+func StartAt(dir, address string) (*Server, error) { return start(dir, address, nil) }
 
 // start starts a Server that also accepts tickets of a realm, unless the realm is nil.
-func start(dir string, realm *Realm) (*Server, error) {
-	s := &Server{Dir: filepath.Join(dir, "shares"), User: firstUser, Password: firstPassword,
+func start(dir, address string, realm *Realm) (*Server, error) {
+	s := &Server{Dir: filepath.Join(dir, "shares"), Address: address, User: firstUser, Password: firstPassword,
 		conf: filepath.Join(dir, "smb.conf"), realm: realm}
 	unix, err := unixUser()
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +157,7 @@ func (s *Server) configuration(dir, unix string) string {
 server role = standalone server
 smb ports = %d
 bind interfaces only = yes
-interfaces = 127.0.0.1/8
+interfaces = %[3]s
 disable netbios = yes
 server min protocol = SMB3_00
 server signing = auto
@@ -167,7 +174,7 @@ load printers = no
 disable spoolss = yes
 usershare path =
 follow symlinks = no
-`, s.Port, dir)
+`, s.Port, dir, s.Address)
 	if s.realm != nil {
 		fmt.Fprintf(&c, `realm = %s
 kerberos method = dedicated keytab
@@ -249,7 +256,7 @@ func (s *Server) Restart() error {
 		cmd.Wait() // reports the signal of Kill
 		close(ended)
 	}()
-	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port))
+	address := net.JoinHostPort(s.Address, strconv.Itoa(s.Port))
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		err := s.logIn(address)
 		if err == nil {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,8 +21,21 @@ type config struct {
 	dir        string
 	definition string // its path
 	driver     string // CSI name
+	cluster    cluster
 	expected
 }
+
+// cluster is the cluster of a configuration, if it differs from the command line's: cluster.yaml.
+type cluster struct {
+	// Guests are the kernels of the nodes for the suite's pods, which are guests of QEMU. One
+	// ordinary node is beside them, for the controllers.
+	Guests []string `json:"guests"`
+	// Shares is that there is an SMB server, which the chart has as a share, with values.yaml.
+	Shares bool `json:"shares"`
+}
+
+// clusterFile is where a configuration's cluster is described.
+const clusterFile = "cluster.yaml"
 
 // expected is the expected result of a run: expected.yaml.
 type expected struct {
@@ -68,6 +83,16 @@ func readConfig(dir string) (config, error) {
 	}
 	if err != nil {
 		return c, fmt.Errorf("%s: expected.yaml: %w", dir, err)
+	}
+	data, err = os.ReadFile(filepath.Join(c.dir, clusterFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err == nil {
+		err = yaml.UnmarshalStrict(data, &c.cluster)
+	}
+	if err != nil {
+		return c, fmt.Errorf("%s: %s: %w", dir, clusterFile, err)
 	}
 	return c, nil
 }

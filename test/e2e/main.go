@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"syscall"
@@ -54,7 +55,7 @@ func (o options) scope() string {
 func (o *options) flags(set *flag.FlagSet) {
 	o.cluster.Flags(set, "the cluster's name; one of that name that is there is ended first")
 	set.StringVar(&o.kinds, "kinds", "directory,image",
-		"which of our configurations: configs/hostpath-KIND, with commas")
+		"which of our configurations: directory and image with a comma, or smb, which has another cluster")
 	set.StringVar(&o.config, "config", "", "the `directory` of a configuration, instead of ours")
 	set.StringVar(&o.definition, "definition", "",
 		"a driver definition, instead of our configurations: the `file` that upstream's -storage.testdriver takes, "+
@@ -179,7 +180,7 @@ func chooseConfigs(o options, here string) ([]config, error) {
 		paths = []string{o.config}
 	default:
 		for kind := range strings.SplitSeq(o.kinds, ",") {
-			paths = append(paths, filepath.Join(here, "configs", "hostpath-"+kind))
+			paths = append(paths, filepath.Join(here, "configs", directory(kind)))
 		}
 	}
 	var all []config
@@ -194,7 +195,23 @@ func chooseConfigs(o options, here string) ([]config, error) {
 		}
 		all = append(all, c)
 	}
+	for _, c := range all {
+		if !reflect.DeepEqual(c.cluster, all[0].cluster) {
+			return nil, fmt.Errorf("%s and %s need different clusters: run one, then the other", all[0].name, c.name)
+		}
+	}
+	if len(all[0].cluster.Guests) > 0 && o.cluster.Provider != "local" {
+		return nil, fmt.Errorf("%s needs nodes that are guests of QEMU: --provider=local", all[0].name)
+	}
 	return all, nil
+}
+
+// directory returns the name of the directory of one of our configurations.
+func directory(kind string) string {
+	if kind == "smb" {
+		return kind
+	}
+	return "hostpath-" + kind
 }
 
 // installs reports whether the driver is to be installed. In an existing cluster its owner has done

@@ -18,6 +18,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 
+	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/local"
@@ -38,7 +39,8 @@ type run struct {
 	bin      string
 	key      string // of SSH, where the provider lets this program into the nodes
 	versions map[string]string
-	nodes    int // Linux nodes that pods can run on
+	nodes    int             // Linux nodes that pods can run on
+	server   *smbtest.Server // nil: the configurations have no shares
 }
 
 // all brings the cluster up, runs the suite with each configuration, and takes the cluster down.
@@ -57,7 +59,8 @@ func (r *run) all(ctx context.Context) (err error) {
 	if err := r.forget(); err != nil {
 		return err
 	}
-	if !r.options.keep { // a cluster that an earlier run has kept may have another driver
+	// a cluster that an earlier run has kept may have another driver, or a server that has ended
+	if !r.options.keep || r.configs[0].cluster.Shares {
 		if err := r.provider.Down(ctx); err != nil {
 			return err
 		}
@@ -71,12 +74,21 @@ func (r *run) all(ctx context.Context) (err error) {
 			err = errors.Join(err, r.down(context.WithoutCancel(ctx)))
 		}
 	}()
-	if err := r.provider.Up(ctx, provider.Options{Nodes: r.options.nodes, Keep: r.options.keep,
-		Log: os.Stderr}); err != nil {
+	wanted := provider.Options{Nodes: r.options.nodes, Keep: r.options.keep, Log: os.Stderr}
+	if guests := r.configs[0].cluster.Guests; len(guests) > 0 {
+		wanted.Nodes, wanted.Guests = 1, guests
+	}
+	if err := r.provider.Up(ctx, wanted); err != nil {
 		return err
 	}
 	inside, stop := context.WithCancel(ctx) // the SSH servers end before the cluster
 	defer stop()
+	if r.configs[0].cluster.Shares {
+		if err := r.serveShares(inside); err != nil {
+			return fmt.Errorf("SMB server: %w", err)
+		}
+		defer func() { err = errors.Join(err, r.server.Close()) }()
+	}
 	if err := r.prepare(inside); err != nil {
 		return err
 	}
@@ -199,6 +211,9 @@ func (r *run) install(ctx context.Context) (string, error) {
 		if _, err := r.kubectl.Run(ctx, "-n", install.Namespace, "get", "daemonset", "causeway-node"); err == nil {
 			return "unknown", nil
 		}
+	}
+	if r.server != nil {
+		return commit(ctx), r.installShares(ctx)
 	}
 	return commit(ctx), install.Driver(ctx, r.provider, r.kubectl, os.Stderr)
 }
@@ -395,6 +410,10 @@ func (r *run) remains(ctx context.Context, driver string) (left []string, err er
 			return nil, err
 		}
 		left = append(left, strings.Fields(out)...)
+	}
+	if r.server != nil {
+		files, err := r.onShare()
+		return append(left, files...), err
 	}
 	c, ok := r.provider.(*local.Cluster)
 	if !ok || !r.installs {

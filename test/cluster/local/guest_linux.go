@@ -99,7 +99,8 @@ func runGuest(ctx context.Context, f files, n node) error {
 		"-append", qemu.Append + " -- " + kernelRole + " " + f.dir + " " + n.Name,
 		"-serial", "file:" + own.log("console"),
 		"-netdev", "tap,id=cable,fd=3", "-device", "virtio-net-pci,netdev=cable,romfile=,mac=" + n.hardware,
-		"-netdev", "user,id=inside,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:" + sshPort + "-" + insideAddress + ":" + sshPort,
+		"-netdev", "user,id=inside,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:" + sshPort + "-" + insideAddress + ":" +
+			sshPort,
 		"-device", "virtio-net-pci,netdev=inside,romfile=,mac=" + insideHardware,
 	})
 	disks := [][3]string{{systemDisk, f.system(n.kernel), ",readonly=on"}, {stateDisk, own.of("state.img"), ""},
@@ -231,7 +232,7 @@ func bootGuest(ctx context.Context, f files, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Setenv("PATH", s.Bin+":/usr/bin"); err != nil {
+	if err := os.Setenv("PATH", s.Bin+":/usr/local/sbin:/usr/bin"); err != nil {
 		return err
 	}
 	for from, to := range nodeDirs {
@@ -307,14 +308,17 @@ func joinAsGuest(ctx context.Context, s spec, n node) error {
 	if err != nil {
 		return err
 	}
-	return ip(ctx,
+	if err := ip(ctx,
 		"link set lo up",
 		"addr replace "+n.Address+"/24 dev "+cable,
 		"link set "+cable+" up",
 		"addr replace "+insideAddress+"/24 dev "+inside,
 		"link set "+inside+" up",
 		"route replace default via "+s.address(planeHost),
-	)
+	); err != nil {
+		return err
+	}
+	return hidePods(ctx, s)
 }
 
 // cardOf returns the network device with a hardware address.

@@ -26,8 +26,8 @@ var guestNeeds = []qemu.Program{
 }
 
 // guestPrograms are the programs of this machine that are in a guest, beside busybox.
-var guestPrograms = []string{"bash", "blkid", "conntrack", "findmnt", "ip", "kmod", "losetup", "mount", "nft", "runc",
-	"umount"}
+var guestPrograms = []string{"bash", "blkid", "conntrack", "findmnt", "ip", "kmod", "losetup", "mount", "mountpoint",
+	"nft", "runc", "umount"}
 
 // guestComponents are the components that run in a guest.
 var guestComponents = []string{"containerd", "containerd-shim-runc-v2", "ctr", "host-local", "kube-proxy", "kubelet",
@@ -198,7 +198,8 @@ func (t *tree) try(err error) {
 
 // links makes the directories of programs and libraries, which are one for each.
 func (t *tree) links() {
-	for _, dir := range []string{"usr/bin", "usr/lib", "usr/lib64", "proc", "sys", "dev", "run", "tmp", "root", "var/lib"} {
+	for _, dir := range []string{"usr/bin", "usr/lib", "usr/lib64", "usr/local/sbin", "proc", "sys", "dev", "run", "tmp",
+		"root", "var/lib"} {
 		t.try(os.MkdirAll(filepath.Join(t.root, dir), 0o755))
 	}
 	for link, to := range map[string]string{"bin": "usr/bin", "sbin": "usr/bin", "usr/sbin": "bin", "lib": "usr/lib",

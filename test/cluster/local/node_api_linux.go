@@ -39,6 +39,15 @@ func (c *Cluster) Nodes() ([]Node, error) {
 	return all, nil
 }
 
+// MachineAddress returns the address of this machine in the network of the nodes.
+func (c *Cluster) MachineAddress() (string, error) {
+	s, err := readSpec(c.files)
+	if err != nil {
+		return "", fmt.Errorf("cluster %s is not there: %w", c.name, err)
+	}
+	return s.address(machineHost), nil
+}
+
 // Guest reports whether the node is a guest of QEMU, which has a kernel of its own.
 func (n Node) Guest() bool { return n.guest() }
 

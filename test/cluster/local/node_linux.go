@@ -266,12 +266,31 @@ func joinNetwork(ctx context.Context, s spec, n node) error {
 	if err := await(ctx, "eth0", func() error { _, err := net.InterfaceByName("eth0"); return err }); err != nil {
 		return err
 	}
-	return ip(ctx,
+	if err := ip(ctx,
 		"link set lo up",
 		"addr replace "+n.Address+"/24 dev eth0",
 		"link set eth0 up",
 		"route replace default via "+s.address(planeHost),
-	)
+	); err != nil {
+		return err
+	}
+	return hidePods(ctx, s)
+}
+
+// hidePods gives packets of pods for servers on this machine the node's address: this machine has no
+// route to pods.
+func hidePods(ctx context.Context, s spec) error {
+	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`table ip causeway-machine {
+	chain postrouting {
+		type nat hook postrouting priority srcnat
+		ip saddr %s ip daddr %s masquerade
+	}
+}`, pods, s.address(machineHost)))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft: %w: %s", err, out)
+	}
+	return nil
 }
 
 // ip runs lines of ip(8) commands.
