@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -247,15 +248,21 @@ func (s *Server) Restart() error {
 	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	ended := make(chan struct{})
-	s.cmd, s.ended = cmd, ended
+	started, ended := make(chan error), make(chan struct{})
 	go func() {
-		cmd.Wait() // reports the signal of Kill
+		runtime.LockOSThread() // smbd ends with this thread
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			cmd.Wait() // reports the signal of Kill
+		}
 		close(ended)
 	}()
+	if err := <-started; err != nil {
+		return err
+	}
+	s.cmd, s.ended = cmd, ended
 	address := net.JoinHostPort(s.Address, strconv.Itoa(s.Port))
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		err := s.logIn(address)

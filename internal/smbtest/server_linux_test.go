@@ -4,8 +4,10 @@ import (
 	"net"
 	"net/http/httptest"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -21,6 +23,42 @@ func list(t *testing.T, s *Server, share, password string) string {
 		"//127.0.0.1/"+share, "-c", "ls", "-t", "5")
 	out, _ := cmd.CombinedOutput()
 	return string(out)
+}
+
+// TestAServerOutlivesTheThreadOfItsStart: a thread that enters another network ends with its goroutine.
+func TestAServerOutlivesTheThreadOfItsStart(t *testing.T) {
+	if !Installed() {
+		t.Skip("samba is not installed")
+	}
+	dir := t.TempDir()
+	var s *Server
+	var err error
+	onThreadThatEnds(func() { s, err = Start(dir) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	select {
+	case <-s.ended:
+		t.Error("the server has ended with the thread")
+	case <-time.After(500 * time.Millisecond):
+	}
+}
+
+// onThreadThatEnds calls f on a thread that ends then. The main thread of a program never does.
+func onThreadThatEnds(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if syscall.Gettid() == syscall.Getpid() {
+			defer runtime.UnlockOSThread()
+			onThreadThatEnds(f)
+			return
+		}
+		f()
+	}()
+	<-done
 }
 
 func TestAServer(t *testing.T) {
