@@ -30,7 +30,7 @@ type cluster struct {
 	// Guests are the kernels of the nodes for the suite's pods, which are guests of QEMU. One
 	// ordinary node is beside them, for the controllers.
 	Guests []string `json:"guests"`
-	// Shares is that there is an SMB server, which the chart has as a share, with values.yaml.
+	// Shares is that there is an SMB server, whose share the chart has: test/cluster/shares.
 	Shares bool `json:"shares"`
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
+	"github.com/causeway-csi/causeway/test/cluster/shares"
 	"github.com/causeway-csi/causeway/test/cluster/storagesuite"
 	"github.com/causeway-csi/causeway/test/e2e/result"
 )
@@ -84,7 +85,7 @@ func (r *run) all(ctx context.Context) (err error) {
 	inside, stop := context.WithCancel(ctx) // the SSH servers end before the cluster
 	defer stop()
 	if r.configs[0].cluster.Shares {
-		if err := r.serveShares(inside); err != nil {
+		if err := r.serveShares(); err != nil {
 			return fmt.Errorf("SMB server: %w", err)
 		}
 		defer func() { err = errors.Join(err, r.server.Close()) }()
@@ -212,8 +213,8 @@ func (r *run) install(ctx context.Context) (string, error) {
 			return "unknown", nil
 		}
 	}
-	if r.server != nil {
-		return commit(ctx), r.installShares(ctx)
+	if c, ok := r.provider.(*local.Cluster); ok && r.server != nil {
+		return commit(ctx), shares.Install(ctx, c, r.kubectl, r.server, os.Stderr)
 	}
 	return commit(ctx), install.Driver(ctx, r.provider, r.kubectl, os.Stderr)
 }

@@ -1,0 +1,31 @@
+package outages
+
+import (
+	"testing"
+
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
+	"github.com/causeway-csi/causeway/test/cluster/kubectl"
+	"github.com/causeway-csi/causeway/test/cluster/local"
+	"github.com/causeway-csi/causeway/test/cluster/provider"
+)
+
+// The cluster, in the process that runs the tests.
+var (
+	cluster *local.Cluster
+	kube    kubectl.Kubectl
+	guests  []local.Node
+)
+
+func TestMain(m *testing.M) {
+	livetest.Main(m, livetest.Tests{
+		Name: "outages", Options: provider.Options{Nodes: 1, Guests: []string{"6.1", "6.12"}},
+		Enter: func(c *local.Cluster, k kubectl.Kubectl, nodes []local.Node) {
+			cluster, kube = c, k
+			for _, n := range nodes {
+				if n.Guest() {
+					guests = append(guests, n)
+				}
+			}
+		},
+	})
+}

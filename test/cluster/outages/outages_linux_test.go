@@ -1,0 +1,313 @@
+package outages
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/chart"
+	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/local"
+	"github.com/causeway-csi/causeway/test/cluster/shares"
+	"github.com/causeway-csi/causeway/test/cluster/testimages"
+)
+
+// TestOutages: writers on nodes with two kernels, and with both values of outage, go on after each
+// outage without a restart, and every durable record is on the server's disk, byte for byte.
+func TestOutages(t *testing.T) {
+	s := &scene{T: t}
+	var err error
+	s.server, err = shares.Serve(cluster, filepath.Join(t.TempDir(), "smb"))
+	s.must(err)
+	t.Cleanup(func() { s.server.Close() })
+	s.must(shares.Install(t.Context(), cluster, kube, s.server, os.Stderr))
+	s.loadWriter()
+	_, err = kube.Run(t.Context(), "create", "namespace", namespace)
+	s.must(err)
+	for _, n := range guests {
+		for _, class := range []string{shares.Class, shares.WaitClass} {
+			w := &writer{name: n.Name + "-" + class, class: class, node: n}
+			s.begin(w)
+			s.writers = append(s.writers, w)
+		}
+	}
+	for _, o := range []struct {
+		name string
+		of   func(*scene)
+	}{
+		{"nothing happens for 30 s", func(*scene) { time.Sleep(30 * time.Second) }},
+		{"the server restarts", (*scene).restart},
+		{"the server refuses connections for 30 s", (*scene).refuse},
+		{"the server's machine is gone for 90 s", (*scene).gone},
+		{"the server freezes for 60 s", (*scene).freeze},
+		{"the nodes lose their network for 60 s", (*scene).cut},
+		{"the driver's pods are killed", (*scene).killDriver},
+		{"the driver is upgraded and rolled back", (*scene).upgrade},
+	} {
+		t.Run(o.name, func(t *testing.T) {
+			c := s.with(t)
+			begin := time.Now()
+			o.of(c)
+			end := time.Now()
+			for _, w := range c.writers {
+				all := c.writes(w, end)
+				c.verify(w, all)
+				c.stays(w)
+				c.report(o.name, w, saw(all, begin))
+			}
+		})
+	}
+	t.Run("the password changes", func(t *testing.T) { s.with(t).password() })
+	t.Run("the directory of a volume is recreated", func(t *testing.T) { s.with(t).recreate() })
+	t.Run("a node is drained while the server is frozen", func(t *testing.T) { s.with(t).drain() })
+}
+
+// with returns the scene of a subtest.
+func (s *scene) with(t *testing.T) *scene {
+	return &scene{t, s.server, s.writers}
+}
+
+// report prints a row of the table of outages.
+func (s *scene) report(outage string, w *writer, r row) {
+	s.Logf("| %s | %s | %s | %s | %.1f s | %.1f s |", outage, w.node.Name, w.class, strings.Join(r.errors, ", "),
+		r.failing.Seconds(), r.silence.Seconds())
+}
+
+func (s *scene) restart() {
+	s.must(s.server.Kill())
+	s.must(s.server.Restart())
+}
+
+func (s *scene) refuse() {
+	s.must(s.server.Kill())
+	time.Sleep(30 * time.Second)
+	s.must(s.server.Restart())
+}
+
+// gone drops all packets between the nodes and the server.
+func (s *scene) gone() {
+	drop := fmt.Sprintf("table ip gone {\n chain out { type filter hook output priority 0; ip daddr %s tcp dport %d drop; }\n"+
+		" chain in { type filter hook input priority 0; ip saddr %[1]s tcp sport %[2]d drop; }\n}", s.server.Address, s.server.Port)
+	for _, n := range guests {
+		s.on(n, "nft -f - <<'END'\n"+drop+"\nEND")
+	}
+	time.Sleep(90 * time.Second)
+	for _, n := range guests {
+		s.on(n, "nft delete table ip gone")
+	}
+}
+
+func (s *scene) freeze() {
+	s.must(s.server.Silence())
+	time.Sleep(time.Minute)
+	s.must(s.server.Resume())
+}
+
+func (s *scene) cut() {
+	for _, n := range guests {
+		s.must(n.Cut(s.anyhow()))
+	}
+	time.Sleep(time.Minute)
+	for _, n := range guests {
+		s.must(n.Reconnect(s.anyhow()))
+	}
+}
+
+// killDriver kills the driver's containers on the nodes, then deletes its pods.
+func (s *scene) killDriver() {
+	for _, n := range guests {
+		s.on(n, "pkill -9 -x driver")
+	}
+	s.driverIsReady()
+	s.driver("delete", "pods", "-l", "app.kubernetes.io/name=causeway-smb-node", "--grace-period=0", "--force")
+	s.driverIsReady()
+}
+
+func (s *scene) upgrade() {
+	helm, err := install.NewHelm(s.anyhow(), os.Stderr, kube)
+	s.must(err)
+	for _, args := range [][]string{
+		{"upgrade", "causeway", chart.Directory(), "--reuse-values", "--wait", "--timeout=300s",
+			"--set-string=smb.node.podAnnotations.outages=upgraded"},
+		{"rollback", "causeway", "--wait", "--timeout=300s"},
+	} {
+		_, err := helm.Run(s.anyhow(), args...)
+		s.must(err)
+		s.driverIsReady()
+	}
+}
+
+// password changes the password of the server, and in the Secrets. Linux before 6.9 keeps the old
+// password: there the pods must be deleted, as docs/how-to/smb.md says.
+func (s *scene) password() {
+	counts := map[string]int{}
+	for _, n := range guests {
+		counts[n.Name] = s.publishes(n)
+	}
+	begin := time.Now()
+	s.must(s.server.SetPassword("an,other"))
+	for _, name := range []string{shares.ControllerSecret, shares.NodesSecret} {
+		s.must(shares.WriteSecret(s.anyhow(), kube, name, s.server))
+	}
+	for _, n := range guests {
+		s.until("the kubelet of "+n.Name+" to publish its volumes again", func() error {
+			if got := s.publishes(n); got < counts[n.Name]+4 {
+				return fmt.Errorf("%d calls, %d before", got, counts[n.Name])
+			}
+			return nil
+		})
+	}
+	for _, w := range s.writers { // sessions with the old password continue
+		s.verify(w, s.writes(w, time.Now()))
+	}
+	s.restart()
+	restarted := time.Now()
+	for _, w := range s.writers {
+		if w.node.Name == guests[0].Name {
+			time.Sleep(5 * time.Second)
+			s.until(w.name+" to lose its session", func() error {
+				if all := s.events(w); w.class == shares.Class && all[len(all)-1].what != "failed" {
+					return fmt.Errorf("its last event is %+v", all[len(all)-1])
+				}
+				return nil
+			})
+			s.end(w)
+		}
+	}
+	for _, w := range s.writers {
+		if w.node.Name == guests[0].Name {
+			s.begin(w)
+		} else {
+			s.stays(w)
+		}
+		all := s.writes(w, restarted)
+		s.verify(w, all)
+		s.report("the password changes", w, saw(all, begin))
+	}
+}
+
+// publishes returns the number of successful calls of NodePublishVolume on a node.
+func (s *scene) publishes(n local.Node) int {
+	s.Helper()
+	out := s.on(n, `wget -q -O- http://127.0.0.1:9819/metrics | grep 'causeway_csi_calls_total{.*NodePublishVolume' | `+
+		`grep '"OK"' || true`)
+	count := 0
+	for line := range strings.Lines(out) {
+		fields := strings.Fields(line)
+		n, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		s.must(err)
+		count += int(n)
+	}
+	return count
+}
+
+// recreate removes the directory of a volume on the server and makes it again. A new pod uses it.
+func (s *scene) recreate() {
+	for _, n := range guests {
+		name := "recreated-" + n.Name
+		pod := fmt.Sprintf(`apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %[1]s}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: %[2]s
+  resources: {requests: {storage: 1Gi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s}
+spec:
+  nodeSelector: {kubernetes.io/hostname: %[3]s}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: shell
+    image: %[4]s
+    command: [sleep, "100000"]
+    volumeMounts: [{name: volume, mountPath: /volume}]
+  volumes: [{name: volume, persistentVolumeClaim: {claimName: %[1]s}}]
+`, name, shares.Class, n.Name, testimages.Busybox)
+		ready := func() {
+			s.must(kube.Apply(s.anyhow(), pod, "--namespace="+namespace))
+			s.until(name, func() error {
+				return s.is("True", "pod", name, `{.status.conditions[?(@.type=="Ready")].status}`)
+			})
+		}
+		ready()
+		s.kubectl("exec", name, "--", "sh", "-c", "echo old > /volume/file")
+		dir := filepath.Join(shares.Directory(s.server), s.get("pvc", name, "{.spec.volumeName}"))
+		s.must(os.RemoveAll(dir))
+		s.must(os.Mkdir(dir, 0o777))
+		s.must(os.Chmod(dir, 0o777))
+		for _, line := range []string{"ls /volume", "echo new > /volume/file && sync && cat /volume/file"} {
+			out, err := kube.Run(s.anyhow(), "--namespace="+namespace, "exec", name, "--", "sh", "-c", line)
+			s.Logf("%s, the pod of before: %s: %q, %v", n.Name, line, out, err)
+		}
+		s.kubectl("delete", "pod", name)
+		ready()
+		if out := s.kubectl("exec", name, "--", "sh", "-c", "ls /volume; echo newer > /volume/file && cat /volume/file"); !strings.HasSuffix(out, "newer") {
+			s.Errorf("%s: a new pod sees %q", n.Name, out)
+		}
+		if content, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(content) != "newer\n" {
+			s.Errorf("%s: the server has %q, %v", n.Name, content, err)
+		}
+		s.kubectl("delete", "pod,pvc", name)
+	}
+}
+
+// drain drains a node while the server is frozen. Its volumes are unmounted nevertheless.
+func (s *scene) drain() {
+	begin := time.Now()
+	n := guests[1]
+	var drained []*writer
+	for _, w := range s.writers {
+		if w.node.Name == n.Name {
+			drained = append(drained, w)
+			w.before += s.log(w)
+		}
+	}
+	s.must(s.server.Silence())
+	s.kubectl("drain", n.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout="+patience.String())
+	s.Logf("drained after %.1f s", time.Since(begin).Seconds())
+	s.until("no mounts of shares on "+n.Name, func() error {
+		if out := s.on(n, "grep ' cifs ' /proc/mounts || true"); out != "" {
+			return fmt.Errorf("there are:\n%s", out)
+		}
+		return nil
+	})
+	s.Logf("no mounts after %.1f s", time.Since(begin).Seconds())
+	s.must(s.server.Resume())
+	s.kubectl("uncordon", n.Name)
+	for _, w := range drained {
+		s.begin(w)
+	}
+	for _, w := range s.writers {
+		all := s.writes(w, time.Now())
+		s.verify(w, all)
+		s.report("a node is drained while the server is frozen", w, saw(all, begin))
+	}
+}
+
+// on runs a shell command on a node, and returns the output.
+func (s *scene) on(n local.Node, line string) string {
+	s.Helper()
+	out, err := n.Run(s.anyhow(), "sh", "-c", line)
+	s.must(err)
+	return strings.TrimSpace(out)
+}
+
+// driver runs kubectl in the namespace of the driver.
+func (s *scene) driver(args ...string) {
+	s.Helper()
+	_, err := kube.Run(s.anyhow(), append([]string{"--namespace=" + install.Namespace}, args...)...)
+	s.must(err)
+}
+
+func (s *scene) driverIsReady() {
+	s.Helper()
+	s.driver("rollout", "status", "daemonset/causeway-smb-node", "--timeout="+patience.String())
+	s.driver("rollout", "status", "deployment/causeway-smb-controller", "--timeout="+patience.String())
+}
