@@ -30,7 +30,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
+.PHONY: help demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-sidecars test-images test-cluster test-smb-cluster e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -54,7 +54,7 @@ test-vm-smb: ## run the long tests of nodes with shares in guests with two kerne
 	@$(GO) run ./test/vm -kernel linux-image-6.12-cloud-amd64 -only TestNode
 test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once (10 minutes)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
-	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live); $(GO) -C sidecars/test test -timeout 20m ./...
+	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e '/outages$$'); $(GO) -C sidecars/test test -timeout 20m ./...
 test-images: ## build the images for this machine and run their programs; root, or an ordinary user's namespaces
 	$(GO) -C deploy/images test -count=1 ./...
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
@@ -65,6 +65,13 @@ e2e: ## run one spec of each of Kubernetes' storage suites, for directories and 
 	$(GO) -C test/e2e run . $(E2E)
 e2e-full: ## run all of Kubernetes' storage specs
 	$(GO) -C test/e2e run . --full $(E2E)
+e2e-smb: ## run all of Kubernetes' storage specs for volumes on a share, on two guests (over an hour; E2E=--runs=3): docs/contributing/e2e.md
+	$(GO) -C test/e2e run . --kinds=smb --full --procs=4 $(E2E)
+e2e-smb-smoke: ## run a part of e2e-smb
+	$(GO) -C test/e2e run . --kinds=smb --procs=4 $(E2E)
+test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail under pods that write, on two guests (30 minutes)
+	$(GO) -C test/cluster run ./build
+	$(GO) -C test/cluster test -count=1 -timeout 90m -v ./outages/...
 conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -161,47 +162,74 @@ func (s *store) tryClaim(ctx context.Context, name, dir string) (*claim, error) 
 	return c, nil
 }
 
-// awaitMakers waits until every process that was making a volume directly in the source at the time
-// of the call, other than the volume o, has written its record or given up. Errors: backend.ErrBusy.
-func (s *store) awaitMakers(ctx context.Context, o object) error {
+// awaitMakers waits until every process that was making another volume directly in the source at the
+// time of the call, in a directory that overlaps with that of v, has written its record or given up.
+// Errors: backend.ErrBusy.
+func (s *store) awaitMakers(ctx context.Context, v *volume) error {
 	entries, _, err := s.markers(ctx, "")
 	if err != nil {
 		return ignore(err, fs.ErrNotExist)
 	}
-	deadline := time.Now().Add(patience)
+	makers := map[string]*maker{}
 	for _, e := range entries {
 		id, err := volumeid.Parse(e.Name)
-		if err != nil || id.Kind != volumeid.Volume || e.Dir || e.Name == o.key {
-			continue
-		}
-		if err := s.awaitMaker(ctx, e.Name, deadline); err != nil {
-			return err
+		if err == nil && id.Kind == volumeid.Volume && !e.Dir && e.Name != v.key {
+			makers[e.Name] = &maker{}
 		}
 	}
-	return nil
-}
-
-func (s *store) awaitMaker(ctx context.Context, name string, deadline time.Time) error {
-	first := ""
+	deadline := time.Now().Add(patience)
 	for {
-		chain, err := s.chain(ctx, s.meta(workDir, name))
-		if err != nil || len(chain) == 0 {
-			return err
+		busy := ""
+		for name, m := range makers { // all in each round: their ends are seen at the same time
+			waits, err := s.waitsFor(ctx, v, name, m)
+			if err != nil {
+				return err
+			}
+			if waits {
+				busy = name
+			} else {
+				delete(makers, name)
+			}
 		}
-		last := chain[len(chain)-1]
-		m := last.parse() // empty while the marker is being written
-		first = cmp.Or(first, m.Random)
-		if m.Random != first || (m.Random != "" && m.Dir == "") || s.hasEnded(last) {
+		switch {
+		case busy == "":
 			return nil
-		}
-		if time.Now().After(deadline) {
+		case time.Now().After(deadline):
 			return fmt.Errorf("%w: another process of the driver is making the volume %s, or has ended meanwhile less "+
-				"than %s ago", backend.ErrBusy, name, s.life)
+				"than %s ago", backend.ErrBusy, busy, s.life)
 		}
 		if err := pause(ctx); err != nil {
 			return err
 		}
 	}
+}
+
+// maker is a process that is making a volume.
+type maker struct {
+	random string // of its marker; empty until that is written
+}
+
+// waitsFor reports whether v must wait for a process that makes another volume. Each process of the
+// chain may have left a directory.
+func (s *store) waitsFor(ctx context.Context, v *volume, name string, m *maker) (bool, error) {
+	chain, err := s.chain(ctx, s.meta(workDir, name))
+	if err != nil || len(chain) == 0 {
+		return false, err
+	}
+	last := chain[len(chain)-1]
+	random := last.parse().Random // empty while the marker is being written
+	m.random = cmp.Or(m.random, random)
+	ended := s.hasEnded(last)
+	switch {
+	case random != m.random || ended:
+		return false, nil
+	case random == "":
+		return true, nil
+	}
+	return slices.ContainsFunc(chain, func(l link) bool {
+		dir := l.parse().Dir
+		return dir != "" && overlap(fold(dir), fold(v.SubDir))
+	}), nil
 }
 
 // pause waits between two looks at a marker.

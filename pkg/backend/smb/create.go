@@ -332,7 +332,7 @@ var errOverlap = fmt.Errorf("%w: the directories of two volumes overlap", backen
 // directly in the source has its directory before its record, so overlaps waits for those that are
 // being made. Errors: backend.ErrBusy.
 func (s *store) overlaps(ctx context.Context, v *volume) error {
-	if err := s.awaitMakers(ctx, v.object); err != nil {
+	if err := s.awaitMakers(ctx, v); err != nil {
 		return err
 	}
 	mine := fold(v.SubDir)
@@ -341,12 +341,15 @@ func (s *store) overlaps(ctx context.Context, v *volume) error {
 		switch {
 		case other.key == v.key, v.Shared && other.Shared && mine == theirs:
 			return nil
-		case mine == theirs, within(mine, theirs), within(theirs, mine):
+		case overlap(mine, theirs):
 			return fmt.Errorf("%w: %s, and %s of volume %s", errOverlap, s.where(v), s.where(other), other)
 		}
 		return nil
 	})
 }
+
+// overlap reports whether two clean paths are the same, or one is below the other.
+func overlap(a, b string) bool { return a == b || within(a, b) || within(b, a) }
 
 // within reports whether a clean path is below another.
 func within(inner, outer string) bool { return strings.HasPrefix(inner, outer+"/") }

@@ -548,3 +548,29 @@ func TestMarkersAreExclusive(t *testing.T) {
 	}
 	t.Logf("%d claims", claims.Load())
 }
+
+// TestMakersOfOtherDirectoriesDelayNoCall: a process has ended between the directory of a volume and
+// its record. Only volumes whose directories overlap with that one wait for the end of its marker.
+func TestMakersOfOtherDirectoriesDelayNoCall(t *testing.T) {
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
+	w.life = time.Hour
+	first, second := w.open(), w.open()
+	first.pool.Before = func(op, path string) error {
+		if op == "create" && strings.Contains(path, volumesDir) {
+			return errLost
+		}
+		return nil
+	}
+	ctx := context.Background()
+	if _, err := first.Create(ctx, w.request("lost")); !errors.Is(err, backend.ErrUnavailable) {
+		t.Fatalf("Create: %v", err)
+	}
+	if _, err := second.Create(ctx, w.request("other", subDirKey, "lostandfound/x")); err != nil {
+		t.Errorf("a volume beside the directory: %v", err)
+	}
+	for _, subDir := range []string{"Lost/x", "lost/x/y"} {
+		if _, err := second.Create(ctx, w.request(subDir, subDirKey, subDir)); !errors.Is(err, backend.ErrBusy) {
+			t.Errorf("a volume in %s: %v, want ErrBusy", subDir, err)
+		}
+	}
+}

@@ -32,6 +32,15 @@ func needsGuests(t *testing.T) {
 	}
 }
 
+func TestKernelsOfGuests(t *testing.T) {
+	if _, err := guestKernels([]string{"6.1", "6.6"}); err == nil || !strings.Contains(err.Error(), "6.12") {
+		t.Errorf("a kernel that no guest has: %v", err)
+	}
+	if all, err := guestKernels(nil); err != nil || all != nil {
+		t.Errorf("no guests: %q, %v", all, err)
+	}
+}
+
 // TestGuests: guests are nodes like others. Up returns when pods on them have found the API server by
 // its name.
 func TestGuests(t *testing.T) {
@@ -130,6 +139,29 @@ func TestGuests(t *testing.T) {
 		conn.(*net.TCPConn).CloseWrite()
 		if back, err := io.ReadAll(conn); err != nil || string(back) != "hello" {
 			t.Errorf("the listener sent %q, %v back", back, err)
+		}
+	})
+	t.Run("pods reach servers of this machine", func(t *testing.T) {
+		address, err := c.MachineAddress()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		client, err := c.client()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, port, err := net.SplitHostPort(l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := readiness.TryPods(ctx, client, testimages.Busybox, []string{"node-1", first.Name, second.Name}, "sh", "-c",
+			"for i in 1 2 3 4 5; do nc -w 2 "+address+" "+port+" </dev/null && exit; done; exit 1"); err != nil {
+			t.Error(err)
 		}
 	})
 	t.Run("logs", func(t *testing.T) {

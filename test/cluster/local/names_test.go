@@ -1,6 +1,10 @@
 package local
 
-import "testing"
+import (
+	"fmt"
+	"slices"
+	"testing"
+)
 
 func TestNames(t *testing.T) {
 	for name, good := range map[string]bool{
@@ -13,5 +17,22 @@ func TestNames(t *testing.T) {
 		if link := hostLink(name); len(link) > 15 {
 			t.Errorf("%q has the network device %q, which is longer than 15 bytes", name, link)
 		}
+	}
+}
+
+// TestGuestsAreTheLastNodes: addresses and networks of pods are counted on from the ordinary nodes.
+func TestGuestsAreTheLastNodes(t *testing.T) {
+	s := spec{Subnet: "10.99.7", Nodes: 2, Guests: []string{"a", "b"}}
+	var got []string
+	for _, n := range s.nodes() {
+		got = append(got, fmt.Sprint(n.Name, " ", n.Address, " ", n.Pods, " ", n.kernel))
+	}
+	want := []string{"node-1 10.99.7.11 10.244.1.0/24 ", "node-2 10.99.7.12 10.244.2.0/24 ",
+		"guest-1 10.99.7.13 10.244.3.0/24 a", "guest-2 10.99.7.14 10.244.4.0/24 b"}
+	if !slices.Equal(got, want) {
+		t.Errorf("the nodes are %q, want %q", got, want)
+	}
+	if n, err := s.find("guest-2"); err != nil || !n.guest() {
+		t.Errorf("guest-2 is %+v, %v", n, err)
 	}
 }

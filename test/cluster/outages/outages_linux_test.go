@@ -30,7 +30,8 @@ func TestOutages(t *testing.T) {
 	s.must(err)
 	for _, n := range guests {
 		for _, class := range []string{shares.Class, shares.WaitClass} {
-			w := &writer{name: n.Name + "-" + class, class: class, node: n}
+			name := n.Name + "-" + class
+			w := &writer{name: name, claim: name, class: class, node: n}
 			s.begin(w)
 			s.writers = append(s.writers, w)
 		}
@@ -63,6 +64,7 @@ func TestOutages(t *testing.T) {
 	}
 	t.Run("the password changes", func(t *testing.T) { s.with(t).password() })
 	t.Run("the directory of a volume is recreated", func(t *testing.T) { s.with(t).recreate() })
+	t.Run("volumes move from csi-driver-smb", func(t *testing.T) { s.with(t).migrate() })
 	t.Run("a node is drained while the server is frozen", func(t *testing.T) { s.with(t).drain() })
 }
 

@@ -39,10 +39,10 @@ type scene struct {
 
 // writer is a pod that writes to a volume of its own.
 type writer struct {
-	name, class string
-	node        local.Node
-	life        string // UID of the pod
-	before      string // the log of earlier lives
+	name, claim, class string
+	node               local.Node
+	life               string // UID of the pod
+	before             string // the log of earlier lives
 }
 
 // event is a line of a writer's log.
@@ -78,7 +78,7 @@ func (s *scene) begin(w *writer) {
 	s.Helper()
 	s.must(kube.Apply(s.anyhow(), fmt.Sprintf(`apiVersion: v1
 kind: PersistentVolumeClaim
-metadata: {name: %[1]s}
+metadata: {name: %[5]s}
 spec:
   accessModes: [ReadWriteMany]
   storageClassName: %[2]s
@@ -95,8 +95,14 @@ spec:
     image: %[4]s
     args: [/volume/records]
     volumeMounts: [{name: volume, mountPath: /volume}]
-  volumes: [{name: volume, persistentVolumeClaim: {claimName: %[1]s}}]
-`, w.name, w.class, w.node.Name, image), "--namespace="+namespace))
+  volumes: [{name: volume, persistentVolumeClaim: {claimName: %[5]s}}]
+`, w.name, w.class, w.node.Name, image, w.claim), "--namespace="+namespace))
+	s.await(w)
+}
+
+// await waits until the pod of a writer is ready.
+func (s *scene) await(w *writer) {
+	s.Helper()
 	s.until(w.name+" to be ready", func() error {
 		return s.is("True", "pod", w.name, `{.status.conditions[?(@.type=="Ready")].status}`)
 	})
@@ -167,12 +173,18 @@ func last(all []event) int64 {
 // verify compares the durable records of a writer with the file on the server's disk.
 func (s *scene) verify(w *writer, all []event) {
 	s.Helper()
-	volume := s.get("pvc", w.name, "{.spec.volumeName}")
-	content, err := os.ReadFile(filepath.Join(shares.Directory(s.server), volume, "records"))
+	content, err := os.ReadFile(filepath.Join(s.directory(w), "records"))
 	s.must(err)
 	if err := records.Check(content, last(all)); err != nil {
 		s.Errorf("%s: %v", w.name, err)
 	}
+}
+
+// directory returns the directory of a writer's volume on the server's disk.
+func (s *scene) directory(w *writer) string {
+	s.Helper()
+	volume := s.get("pvc", w.claim, "{.spec.volumeName}")
+	return filepath.Join(shares.Directory(s.server), strings.TrimSuffix(volume, "-causeway"))
 }
 
 // row is what a writer saw of an outage.

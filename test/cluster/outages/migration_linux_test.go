@@ -1,0 +1,181 @@
+package outages
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/chart"
+	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/shares"
+)
+
+// migrate moves the volumes of a StatefulSet from csi-driver-smb by the script of
+// docs/how-to/move-from-csi-driver-smb.md, which is killed before and after each of its calls of
+// kubectl. The driver of the old volumes is Causeway's under the name of csi-driver-smb.
+func (s *scene) migrate() {
+	s.installOld()
+	var moved []*writer
+	for i, n := range guests {
+		w := &writer{name: fmt.Sprint("old-", i), claim: fmt.Sprint("data-old-", i), node: n, class: "static"}
+		volume := fmt.Sprint("pvc-old-", i)
+		dir := filepath.Join(shares.Directory(s.server), volume)
+		s.must(os.Mkdir(dir, 0o777))
+		s.must(os.Chmod(dir, 0o777))
+		s.must(kube.Apply(s.anyhow(), fmt.Sprintf(`apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %[1]s, annotations: {pv.kubernetes.io/provisioned-by: smb.csi.k8s.io}}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteMany]
+  persistentVolumeReclaimPolicy: Delete
+  storageClassName: smb
+  mountOptions: [dir_mode=0777, file_mode=0777, vers=3.0]
+  claimRef: {namespace: %[2]s, name: %[3]s}
+  csi:
+    driver: smb.csi.k8s.io
+    volumeHandle: "%[4]s#%[1]s#"
+    volumeAttributes: {source: "%[4]s", subDir: "${pv.metadata.name}", csi.storage.k8s.io/pv/name: %[1]s}
+    nodeStageSecretRef: {name: %[5]s, namespace: %[6]s}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %[3]s, namespace: %[2]s}
+spec: {accessModes: [ReadWriteMany], storageClassName: smb, volumeName: %[1]s, resources: {requests: {storage: 1Gi}}}
+`, volume, namespace, w.claim, shares.Source(s.server), shares.NodesSecret, install.Namespace)))
+		moved = append(moved, w)
+	}
+	s.must(kube.Apply(s.anyhow(), fmt.Sprintf(`apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: old, namespace: %s}
+spec:
+  serviceName: old
+  replicas: 2
+  podManagementPolicy: Parallel
+  selector: {matchLabels: {app: old}}
+  template:
+    metadata: {labels: {app: old}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      topologySpreadConstraints:
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: old}}}
+      containers:
+      - name: writer
+        image: %s
+        args: [/volume/records]
+        volumeMounts: [{name: data, mountPath: /volume}]
+  volumeClaimTemplates:
+  - metadata: {name: data}
+    spec: {accessModes: [ReadWriteMany], storageClassName: smb, resources: {requests: {storage: 1Gi}}}
+`, namespace, image)))
+	inodes := map[string]uint64{}
+	for _, w := range moved {
+		s.await(w)
+		s.verify(w, s.writes(w, time.Now()))
+		inodes[w.claim] = s.inode(w)
+		w.before += s.log(w)
+	}
+	s.kubectl("scale", "statefulset", "old", "--replicas=0")
+	for _, w := range moved {
+		s.kubectl("wait", "pod", w.name, "--for=delete", "--timeout="+patience.String())
+	}
+	for i, w := range moved {
+		killed := s.move(fmt.Sprint("pvc-old-", i))
+		if killed < 10 {
+			s.Errorf("the script was interrupted %d times only", killed)
+		}
+		s.Logf("%s: the script was interrupted %d times", w.claim, killed)
+		if driver := s.get("pv", s.get("pvc", w.claim, "{.spec.volumeName}"), "{.spec.csi.driver}"); driver != "smb.csi.causeway.dev" {
+			s.Errorf("%s has a volume of the driver %s", w.claim, driver)
+		}
+	}
+	s.kubectl("scale", "statefulset", "old", "--replicas=2")
+	for _, w := range moved {
+		s.await(w)
+		s.verify(w, s.writes(w, time.Now()))
+		if inode := s.inode(w); inode != inodes[w.claim] {
+			s.Errorf("%s: the file is another one than before", w.claim)
+		}
+	}
+	s.kubectl("delete", "statefulset", "old")
+}
+
+// installOld installs the nodes' part of the driver under the name of csi-driver-smb, beside the
+// driver.
+func (s *scene) installOld() {
+	s.Helper()
+	bin, err := chart.Programs(s.Context(), os.Stderr)
+	s.must(err)
+	objects, err := chart.Render(s.Context(), bin, "--values="+filepath.Join(chart.Sources(), "test", "cluster", "shares", "values.yaml"),
+		"--set-string=images.tag=dev,fullnameOverride=old,smb.driverName=smb.csi.k8s.io,smb.shares.private.source=//a/b,"+
+			"smb.storageClasses.causeway-smb.source=//a/b,smb.storageClasses.causeway-smb-wait.source=//a/b")
+	s.must(err)
+	applied := 0
+	for _, o := range objects {
+		switch o.Source {
+		case "smb/node.yaml", "smb/csidriver.yaml":
+			// the ports of the node are taken
+			s.must(kube.Apply(s.anyhow(), strings.ReplaceAll(o.Text, "98", "97"), "--namespace="+install.Namespace))
+			applied++
+		}
+	}
+	if applied < 2 {
+		s.Fatalf("%d objects of the old driver were applied", applied)
+	}
+	s.driver("rollout", "status", "daemonset/old-smb-node", "--timeout="+patience.String())
+}
+
+// inode returns the inode of the records on the server's disk.
+func (s *scene) inode(w *writer) uint64 {
+	s.Helper()
+	info, err := os.Stat(filepath.Join(s.directory(w), "records"))
+	s.must(err)
+	return info.Sys().(*syscall.Stat_t).Ino
+}
+
+// killer is a kubectl that kills the script before or after call number $KILL_AT.
+const killer = `#!/bin/sh
+n=$(($(cat "$COUNT") + 1))
+echo $n >"$COUNT"
+if [ "$n $KILL" = "$KILL_AT before" ]; then kill -9 $PPID; exit 1; fi
+"$KUBECTL" "$@"
+code=$?
+if [ "$n $KILL" = "$KILL_AT after" ]; then kill -9 $PPID; fi
+exit $code
+`
+
+// move runs the script for a volume, which is killed at a later call each time, until it succeeds.
+// move returns the number of interruptions.
+func (s *scene) move(volume string) (killed int) {
+	s.Helper()
+	dir := s.TempDir()
+	s.must(os.WriteFile(filepath.Join(dir, "kubectl"), []byte(killer), 0o755))
+	real := kube.Command(s.anyhow()).Path
+	script := filepath.Join(chart.Sources(), "hack", "move-from-csi-driver-smb")
+	for at := 1; at < 100; at++ {
+		for _, when := range []string{"before", "after"} {
+			s.must(os.WriteFile(filepath.Join(dir, "count"), []byte("0"), 0o644))
+			cmd := exec.CommandContext(s.anyhow(), script, "--apply", volume, filepath.Join(dir, "objects"))
+			cmd.Env = append(kube.Environment(), "PATH="+dir+":"+os.Getenv("PATH"), "KUBECTL="+real,
+				"COUNT="+filepath.Join(dir, "count"), "KILL="+when, fmt.Sprint("KILL_AT=", at))
+			out, err := cmd.CombinedOutput()
+			content, readErr := os.ReadFile(filepath.Join(shares.Directory(s.server), volume, "records"))
+			if readErr != nil || len(content) == 0 {
+				s.Fatalf("after an interruption %s call %d the data is %d bytes, %v", when, at, len(content), readErr)
+			}
+			if err == nil {
+				return killed
+			}
+			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
+				s.Fatalf("the script failed %s call %d: %v: %s", when, at, err, out)
+			}
+			killed++
+		}
+	}
+	s.Fatal("the script does not end")
+	return 0
+}
