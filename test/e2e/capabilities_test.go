@@ -15,6 +15,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
+	"github.com/causeway-csi/causeway/pkg/backend/smb"
 	"github.com/causeway-csi/causeway/pkg/driver"
 )
 
@@ -37,6 +38,8 @@ var exceptions = map[string]string{
 	"hostpath-directory nodeExpansion":    "a directory has no filesystem to grow on the node",
 	"hostpath-directory snapshotMetadata": "its specs want the external-snapshot-metadata sidecar",
 	"hostpath-image snapshotMetadata":     "its specs want the external-snapshot-metadata sidecar",
+	"smb block":                           "a directory is no device",
+	"smb nodeExpansion":                   "a share has no filesystem to grow on the node",
 }
 
 // attached has the interfaces of the backend of examples/attached, whose main package cannot be
@@ -94,11 +97,11 @@ func TestAttachedHasTheseInterfaces(t *testing.T) {
 func TestTheDeclarationsAreTheDrivers(t *testing.T) {
 	hostpaths := (*hostpath.Backend)(nil) // its type says it all
 	for dir, b := range map[string]backend.Backend{"hostpath-directory": hostpaths, "hostpath-image": hostpaths,
-		"attached": attached{}} {
+		"attached": attached{}, "smb": (*smb.Backend)(nil)} {
 		compareDeclaration(t, filepath.Join("configs", dir), b)
 	}
-	if n := len(configurations(t)); n != 3 {
-		t.Errorf("there are %d configurations, of which 3 are compared with a driver", n)
+	if n := len(configurations(t)); n != 4 {
+		t.Errorf("there are %d configurations, of which 4 are compared with a driver", n)
 	}
 }
 
@@ -173,6 +176,7 @@ func capabilities(b backend.Backend) map[string]bool {
 	})
 	_, limits := b.(backend.Limiter)
 	_, attaches := b.(backend.Attacher)
+	_, local := b.(backend.NodeLocal)
 	expands := controller(csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
 	return map[string]bool{
 		"capacity":            controller(csi.ControllerServiceCapability_RPC_GET_CAPACITY),
@@ -187,13 +191,13 @@ func capabilities(b backend.Backend) map[string]bool {
 		"snapshotMetadata":    plugin(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE),
 		"topology":            plugin(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
 		"volumeLimits":        limits,
+		"volumeMountGroup":    node(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP),
 		// CSI has no word for these. Several nodes read an attached disk. They write to it as a
 		// block device only, and RWX is for filesystems, too.
-		"capReadOnlyMany": attaches, "RWX": false,
-		// CSI has no word for these either. They are false for a driver for many nodes, without
-		// VOLUME_MOUNT_GROUP, whose CSIDriver has no mount option for labels; the last is a missing
-		// capability.
-		"singleNodeVolume": false, "volumeMountGroup": false, "seLinuxMount": false, "FSResizeFromSourceNotSupported": false,
+		"capReadOnlyMany": !local, "RWX": !local && !attaches,
+		// CSI has no word for these either. They are false for a driver for many nodes, whose
+		// CSIDriver has no mount option for labels; the last is a missing capability.
+		"singleNodeVolume": false, "seLinuxMount": false, "FSResizeFromSourceNotSupported": false,
 		// Nor for these, which are purposes of the volumes.
 		"persistence": true, "block": true, "exec": true, "fsGroup": true, "multipods": true, "multiplePVsSameID": true,
 	}
