@@ -74,7 +74,7 @@ func run(ctx context.Context, results string) error {
 			return err
 		}
 	}
-	c.report.Runs = append(c.report.Runs, notRun...)
+	c.report.Runs = append(c.report.Runs, without(notRun, c.report.Runs)...)
 	if err := c.report.write(filepath.Join(root, "docs", "reference", "conformance.json")); err != nil {
 		return err
 	}
@@ -308,6 +308,9 @@ func (c *collector) storage(ctx context.Context, dir string) error {
 	for _, r := range results {
 		of[r.Configuration] = append(of[r.Configuration], r)
 		for name, version := range r.Versions {
+			if name == "kernel" && r.Configuration == "smb" { // a guest's
+				name = "kernel of a guest"
+			}
 			if name != "driver" { // each run's own
 				c.report.Versions[name] = version
 			}

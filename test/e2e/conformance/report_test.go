@@ -91,6 +91,31 @@ func TestTheOutput(t *testing.T) {
 	}
 }
 
+// TestSharesAreNotRunUntilThereIsAResult: a result of the storage suite with shares takes the place of
+// the row without one.
+func TestSharesAreNotRunUntilThereIsAResult(t *testing.T) {
+	of := func(runs []Run) (all []string) {
+		for _, r := range runs {
+			if r.Suite == "external-storage" && r.Backend == "smb" {
+				all = append(all, r.Configuration+" "+r.NotRun)
+			}
+		}
+		return all
+	}
+	run := storage([]result.Result{{Configuration: "smb", Scope: "full", Nodes: 2, Provider: "local", Procs: 4,
+		Specs: []result.Spec{{Name: "one", State: result.Passed}}}})
+	if run.Backend != "smb" || !strings.HasPrefix(run.Configuration, "share, full, 2 nodes") {
+		t.Errorf("%+v", run)
+	}
+	if got := of(without(notRun, []Run{run})); len(got) != 0 {
+		t.Errorf("not run: %q", got)
+	}
+	hostpath := storage([]result.Result{{Configuration: "hostpath-image", Scope: "full"}})
+	if got := of(without(notRun, []Run{hostpath})); hostpath.Backend != "hostpath" || len(got) != 1 {
+		t.Errorf("without a result of shares, %s: not run: %q", hostpath.Backend, got)
+	}
+}
+
 // TestRunsOfOneConfiguration: a result that differs between runs is flaky, also if the last run
 // passed.
 func TestRunsOfOneConfiguration(t *testing.T) {
