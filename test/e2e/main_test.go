@@ -98,6 +98,31 @@ func TestADefinitionIsAConfiguration(t *testing.T) {
 	}
 }
 
+// TestSharesHaveAClusterOfTheirOwn: the configuration of shares has guests, which only a local cluster
+// has, and no other configuration runs beside it.
+func TestSharesHaveAClusterOfTheirOwn(t *testing.T) {
+	o, err := parsed("--kinds=smb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := chooseConfigs(o, ".")
+	if err != nil || len(all) != 1 || !all[0].cluster.Shares || len(all[0].cluster.Guests) != 2 {
+		t.Errorf("got %+v, %v", all, err)
+	}
+	for args, want := range map[string]string{
+		"--kinds=directory,smb":       "need different clusters",
+		"--kinds=smb --provider=kind": "needs nodes that are guests",
+	} {
+		o, err := parsed(strings.Fields(args)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := chooseConfigs(o, "."); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+	}
+}
+
 func TestTheSelectionsOfAScope(t *testing.T) {
 	for name, test := range map[string]struct {
 		scope string
