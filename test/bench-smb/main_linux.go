@@ -190,7 +190,8 @@ func (b *bench) failOver(ctx context.Context, first, second *controller) error {
 	if _, err := b.each(len(names), func(i int) error { return b.createAgain(ctx, second, names[i]) }); err != nil {
 		return err
 	}
-	figures.Row(fmt.Sprintf("the last of %d volumes of the first is complete", len(names)), time.Since(died).Seconds(), "s")
+	figures.Row(fmt.Sprintf("the last of %d volumes of the first is complete", len(names)),
+		time.Since(died).Seconds(), "s")
 	return nil
 }
 
@@ -236,7 +237,8 @@ func list(ctx context.Context, c *controller) (n int, err error) {
 
 // connections returns the number of connections that the server has.
 func (b *bench) connections() (n int, err error) {
-	out, err := exec.Command("ss", "-Htn", "state", "established", fmt.Sprintf("( sport = :%d )", b.server.Port)).Output()
+	ports := fmt.Sprintf("( sport = :%d )", b.server.Port)
+	out, err := exec.Command("ss", "-Htn", "state", "established", ports).Output()
 	if err != nil {
 		return 0, fmt.Errorf("ss: %w", err)
 	}
@@ -257,10 +259,11 @@ func (b *bench) start(ctx context.Context, name string) (*controller, error) {
 	if err := os.MkdirAll(credentials, 0o700); err != nil {
 		return nil, err
 	}
+	shares := fmt.Sprintf("shares:\n- {source: %q, credentials: %q}\n", b.source(), credentials)
 	for file, content := range map[string]string{
 		filepath.Join(credentials, "username"): b.server.User,
 		filepath.Join(credentials, "password"): b.server.Password,
-		filepath.Join(dir, "shares.yaml"):      fmt.Sprintf("shares:\n- {source: %q, credentials: %q}\n", b.source(), credentials),
+		filepath.Join(dir, "shares.yaml"):      shares,
 	} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			return nil, err

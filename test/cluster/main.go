@@ -52,8 +52,8 @@ func main() {
 		"existing: host/path of a registry to which load pushes images, and from which the cluster pulls them")
 	flag.IntVar(&o.Nodes, "nodes", 2, "Linux nodes")
 	flag.IntVar(&o.Windows, "windows", 0, "Windows nodes, which are simulated")
-	flag.Func("guests", "local: nodes that are guests of QEMU, beside the others: the `versions` of their kernels, 6.1 "+
-		"or 6.12, separated by commas", func(v string) error {
+	flag.Func("guests", "local: nodes that are guests of QEMU, beside the others: the `versions` of their kernels, "+
+		"6.1 or 6.12, separated by commas", func(v string) error {
 		o.Guests = strings.Split(v, ",")
 		return nil
 	})

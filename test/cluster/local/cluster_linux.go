@@ -154,8 +154,8 @@ func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
 		return false, err
 	}
 	if s.Nodes != o.Nodes || s.Windows != o.Windows || !slices.Equal(s.Guests, guests) {
-		return false, fmt.Errorf("cluster %s runs, with %d nodes, %d for Windows and the guests %q, not %d, %d and %q: "+
-			"end it first (down)", c.name, s.Nodes, s.Windows, s.Guests, o.Nodes, o.Windows, guests)
+		return false, fmt.Errorf("cluster %s runs, with %d nodes, %d for Windows and the guests %q, not %d, %d and "+
+			"%q: end it first (down)", c.name, s.Nodes, s.Windows, s.Guests, o.Nodes, o.Windows, guests)
 	}
 	client, err := c.client()
 	if err != nil {

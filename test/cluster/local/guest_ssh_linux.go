@@ -216,6 +216,7 @@ func serveConnection(conn net.Conn, config *ssh.ServerConfig, d *daemons) {
 
 // serveListeners listens for a client, until the connection ends. RFC 4254, 7.1.
 func serveListeners(c *ssh.ServerConn, requests <-chan *ssh.Request) {
+	var all []net.Listener
 	for r := range requests {
 		var at forwarded
 		if r.Type != "tcpip-forward" || ssh.Unmarshal(r.Payload, &at) != nil {
@@ -225,9 +226,12 @@ func serveListeners(c *ssh.ServerConn, requests <-chan *ssh.Request) {
 		l, err := net.Listen("tcp", net.JoinHostPort(at.Address, strconv.Itoa(int(at.Port))))
 		r.Reply(err == nil, nil)
 		if err == nil {
-			defer l.Close()
+			all = append(all, l)
 			go at.pass(c, l)
 		}
+	}
+	for _, l := range all {
+		l.Close()
 	}
 }
 

@@ -198,8 +198,8 @@ func (t *tree) try(err error) {
 
 // links makes the directories of programs and libraries, which are one for each.
 func (t *tree) links() {
-	for _, dir := range []string{"usr/bin", "usr/lib", "usr/lib64", "usr/local/sbin", "proc", "sys", "dev", "run", "tmp",
-		"root", "var/lib"} {
+	for _, dir := range []string{"usr/bin", "usr/lib", "usr/lib64", "usr/local/sbin", "proc", "sys", "dev", "run",
+		"tmp", "root", "var/lib"} {
 		t.try(os.MkdirAll(filepath.Join(t.root, dir), 0o755))
 	}
 	for link, to := range map[string]string{"bin": "usr/bin", "sbin": "usr/bin", "usr/sbin": "bin", "lib": "usr/lib",

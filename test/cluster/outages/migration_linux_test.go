@@ -154,13 +154,13 @@ func (s *scene) move(volume string) (killed int) {
 	s.Helper()
 	dir := s.TempDir()
 	s.must(os.WriteFile(filepath.Join(dir, "kubectl"), []byte(killer), 0o755))
-	real := kube.Command(s.anyhow()).Path
+	program := kube.Command(s.anyhow()).Path
 	script := filepath.Join(chart.Sources(), "hack", "move-from-csi-driver-smb")
 	for at := 1; at < 100; at++ {
 		for _, when := range []string{"before", "after"} {
 			s.must(os.WriteFile(filepath.Join(dir, "count"), []byte("0"), 0o644))
 			cmd := exec.CommandContext(s.anyhow(), script, "--apply", volume, filepath.Join(dir, "objects"))
-			cmd.Env = append(kube.Environment(), "PATH="+dir+":"+os.Getenv("PATH"), "KUBECTL="+real,
+			cmd.Env = append(kube.Environment(), "PATH="+dir+":"+os.Getenv("PATH"), "KUBECTL="+program,
 				"COUNT="+filepath.Join(dir, "count"), "KILL="+when, fmt.Sprint("KILL_AT=", at))
 			out, err := cmd.CombinedOutput()
 			content, readErr := os.ReadFile(filepath.Join(shares.Directory(s.server), volume, "records"))

@@ -187,14 +187,14 @@ func (s *scene) directory(w *writer) string {
 	return filepath.Join(shares.Directory(s.server), strings.TrimSuffix(volume, "-causeway"))
 }
 
-// row is what a writer saw of an outage.
+// row describes an outage for a writer.
 type row struct {
 	errors  []string      // of its calls, each once
 	silence time.Duration // the longest time without a durable record
 	failing time.Duration // the longest time in which all calls failed
 }
 
-// saw returns what a writer saw since a time. A durable record is printed every second or so, and
+// saw returns the row of a writer since a time. A durable record is printed every second or so, and
 // after an error.
 func saw(all []event, since time.Time) (r row) {
 	durable, failed := since, time.Time{}
