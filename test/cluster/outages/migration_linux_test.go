@@ -39,7 +39,7 @@ spec:
   csi:
     driver: smb.csi.k8s.io
     volumeHandle: "%[4]s#%[1]s#"
-    volumeAttributes: {source: "%[4]s", subDir: "${pv.metadata.name}", csi.storage.k8s.io/pv/name: %[1]s}
+    volumeAttributes: {source: "%[4]s", subDir: %[1]s}
     nodeStageSecretRef: {name: %[5]s, namespace: %[6]s}
 ---
 apiVersion: v1
@@ -62,7 +62,10 @@ spec:
     spec:
       terminationGracePeriodSeconds: 1
       topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: old}}}
+      - maxSkew: 1
+        topologyKey: kubernetes.io/hostname
+        whenUnsatisfiable: DoNotSchedule
+        labelSelector: {matchLabels: {app: old}}
       containers:
       - name: writer
         image: %s
@@ -89,7 +92,8 @@ spec:
 			s.Errorf("the script was interrupted %d times only", killed)
 		}
 		s.Logf("%s: the script was interrupted %d times", w.claim, killed)
-		if driver := s.get("pv", s.get("pvc", w.claim, "{.spec.volumeName}"), "{.spec.csi.driver}"); driver != "smb.csi.causeway.dev" {
+		driver := s.get("pv", s.get("pvc", w.claim, "{.spec.volumeName}"), "{.spec.csi.driver}")
+		if driver != "smb.csi.causeway.dev" {
 			s.Errorf("%s has a volume of the driver %s", w.claim, driver)
 		}
 	}
@@ -110,9 +114,11 @@ func (s *scene) installOld() {
 	s.Helper()
 	bin, err := chart.Programs(s.Context(), os.Stderr)
 	s.must(err)
-	objects, err := chart.Render(s.Context(), bin, "--values="+filepath.Join(chart.Sources(), "test", "cluster", "shares", "values.yaml"),
-		"--set-string=images.tag=dev,fullnameOverride=old,smb.driverName=smb.csi.k8s.io,smb.shares.private.source=//a/b,"+
-			"smb.storageClasses.causeway-smb.source=//a/b,smb.storageClasses.causeway-smb-wait.source=//a/b")
+	objects, err := chart.Render(s.Context(), bin,
+		"--values="+filepath.Join(chart.Sources(), "test", "cluster", "shares", "values.yaml"),
+		"--set-string=images.tag=dev,fullnameOverride=old,smb.driverName=smb.csi.k8s.io,"+
+			"smb.shares.private.source=//a/b,smb.storageClasses.causeway-smb.source=//a/b,"+
+			"smb.storageClasses.causeway-smb-wait.source=//a/b")
 	s.must(err)
 	applied := 0
 	for _, o := range objects {

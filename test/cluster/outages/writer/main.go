@@ -27,7 +27,7 @@ func main() {
 			err = f.Sync()
 		}
 		switch {
-		case err == nil && (failed || n%50 == 0 || n == first):
+		case err == nil && (failed || n%10 == 0 || n == first):
 			say("durable", n, nil)
 		case err != nil && !failed:
 			say("failed", n, err)
