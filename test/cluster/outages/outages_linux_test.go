@@ -257,7 +257,9 @@ spec:
 	}
 }
 
-// drain drains a node while the server is frozen. Its volumes are unmounted nevertheless.
+// drain drains a node while the server is frozen. The pods end nevertheless. The mounts of the staging
+// paths stay until the server answers: the kubelet examines these paths before NodeUnstageVolume, and
+// waits for the server.
 func (s *scene) drain() {
 	begin := time.Now()
 	n := guests[1]
@@ -271,14 +273,15 @@ func (s *scene) drain() {
 	s.must(s.server.Silence())
 	s.kubectl("drain", n.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout="+patience.String())
 	s.Logf("drained after %.1f s", time.Since(begin).Seconds())
+	s.must(s.server.Resume())
+	resumed := time.Now()
 	s.until("no mounts of shares on "+n.Name, func() error {
 		if out := s.on(n, "grep ' cifs ' /proc/mounts || true"); out != "" {
 			return fmt.Errorf("there are:\n%s", out)
 		}
 		return nil
 	})
-	s.Logf("no mounts after %.1f s", time.Since(begin).Seconds())
-	s.must(s.server.Resume())
+	s.Logf("no mounts %.1f s after the server answers", time.Since(resumed).Seconds())
 	s.kubectl("uncordon", n.Name)
 	for _, w := range drained {
 		s.begin(w)
