@@ -1,6 +1,6 @@
 //go:build !linux
 
-// Command bench-smb measures the router, on Linux.
+// Command bench-smb measures the controller of shares, on Linux.
 package main
 
 import (
@@ -9,6 +9,6 @@ import (
 )
 
 func main() {
-	fmt.Fprintln(os.Stderr, "bench-smb: drivers mount, which is measured on Linux only")
+	fmt.Fprintln(os.Stderr, "bench-smb: the private SMB server runs on Linux only")
 	os.Exit(1)
 }

@@ -75,21 +75,11 @@ func (r *run) all(ctx context.Context) (err error) {
 			err = errors.Join(err, r.down(context.WithoutCancel(ctx)))
 		}
 	}()
-	wanted := provider.Options{Nodes: r.options.nodes, Keep: r.options.keep, Log: os.Stderr}
-	if guests := r.configs[0].cluster.Guests; len(guests) > 0 {
-		wanted.Nodes, wanted.Guests = 1, guests
-	}
-	if err := r.provider.Up(ctx, wanted); err != nil {
+	if err := r.provider.Up(ctx, r.nodesOf(r.configs[0].cluster)); err != nil {
 		return err
 	}
 	inside, stop := context.WithCancel(ctx) // the SSH servers end before the cluster
 	defer stop()
-	if r.configs[0].cluster.Shares {
-		if err := r.serveShares(); err != nil {
-			return fmt.Errorf("SMB server: %w", err)
-		}
-		defer func() { err = errors.Join(err, r.server.Close()) }()
-	}
 	if err := r.prepare(inside); err != nil {
 		return err
 	}
@@ -112,6 +102,15 @@ func (r *run) all(ctx context.Context) (err error) {
 	}
 	say("all is as it should be, after %.0f s; the results are in %s", time.Since(start).Seconds(), r.options.report)
 	return nil
+}
+
+// nodesOf returns the options of the cluster of a configuration.
+func (r *run) nodesOf(c cluster) provider.Options {
+	o := provider.Options{Nodes: r.options.nodes, Keep: r.options.keep, Log: os.Stderr}
+	if len(c.Guests) > 0 {
+		o.Nodes, o.Guests = 1, c.Guests
+	}
+	return o
 }
 
 // build builds the suite, and has it look at the driver files.
@@ -155,6 +154,9 @@ func (r *run) forget() error {
 func (r *run) prepare(ctx context.Context) (err error) {
 	if r.kubectl, err = kubectl.New(ctx, r.provider, r.dir); err != nil {
 		return err
+	}
+	if err := r.serveShares(r.configs[0].cluster); err != nil {
+		return fmt.Errorf("SMB server: %w", err)
 	}
 	driver := "unknown" // it is its owner's
 	if r.installs {
@@ -453,10 +455,14 @@ func (r *run) logs(ctx context.Context) error {
 // down ends the cluster, and looks at the machine.
 func (r *run) down(ctx context.Context) error {
 	say("ending the cluster")
-	if c, ok := r.provider.(*local.Cluster); ok {
-		return c.End(ctx)
+	var err error
+	if r.server != nil {
+		err = r.server.Close()
 	}
-	return r.provider.Down(ctx)
+	if c, ok := r.provider.(*local.Cluster); ok {
+		return errors.Join(err, c.End(ctx))
+	}
+	return errors.Join(err, r.provider.Down(ctx))
 }
 
 // machine returns the CPU time in seconds that this machine has spent since its start. Without

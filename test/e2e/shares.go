@@ -11,8 +11,12 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/shares"
 )
 
-// serveShares starts an SMB server that the nodes of a local cluster reach.
-func (r *run) serveShares() error {
+// serveShares starts an SMB server that the nodes of a local cluster reach, for a configuration with
+// shares.
+func (r *run) serveShares(of cluster) error {
+	if !of.Shares {
+		return nil
+	}
 	c, ok := r.provider.(*local.Cluster)
 	if !ok {
 		return errors.New("the nodes of other providers than local may not reach it")

@@ -200,29 +200,11 @@ func runKernel(ctx context.Context, f files, name string) error {
 
 func bootGuest(ctx context.Context, f files, name string) error {
 	own := f.node(name)
-	for _, m := range [][3]string{{"tmpfs", "/run", "mode=755"}, {"tmpfs", "/tmp", "mode=1777"},
-		{"tmpfs", "/dev/shm", "mode=1777"}, {"devpts", "/dev/pts", ""}, {"cgroup2", "/sys/fs/cgroup", ""}} {
-		if err := mountAt(m[0], m[1], m[0], m[2]); err != nil {
-			return err
-		}
-	}
 	if err := errors.Join(os.Setenv("PATH", "/usr/bin"), os.Setenv("HOME", "/root")); err != nil {
 		return err
 	}
-	// Modules that no program requests.
-	modules := []string{"-a", "virtio_net", "loop", "overlay", "br_netfilter", "nf_tables"}
-	if out, err := exec.CommandContext(ctx, "modprobe", modules...).CombinedOutput(); err != nil {
-		return fmt.Errorf("modprobe: %w: %s", err, out)
-	}
-	disks, err := guestDisks()
-	if err != nil {
+	if err := mountGuest(own); err != nil {
 		return err
-	}
-	if err := mountAt(disks[stateDisk], own.dir, "ext4", ""); err != nil {
-		return err
-	}
-	if err := errors.Join(readSeed(disks[seedDisk]), makeNodeDirs(own)); err != nil {
-		return fmt.Errorf("seed: %w", err)
 	}
 	s, err := readSpec(f)
 	if err != nil {
@@ -233,22 +215,6 @@ func bootGuest(ctx context.Context, f files, name string) error {
 		return err
 	}
 	if err := os.Setenv("PATH", s.Bin+":/usr/local/sbin:/usr/bin"); err != nil {
-		return err
-	}
-	for from, to := range nodeDirs {
-		if err := makeDirs(to); err != nil {
-			return err
-		}
-		if err := unix.Mount(own.of(from), to, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("bind %s: %w", to, err)
-		}
-	}
-	if data := disks[dataDisk]; data != "" {
-		if err := mountAt(data, StorageDir, "xfs", "prjquota"); err != nil {
-			return err
-		}
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return err
 	}
 	if err := unix.Sethostname([]byte(n.Name)); err != nil {
@@ -263,6 +229,45 @@ func bootGuest(ctx context.Context, f files, name string) error {
 	}
 	say("its network is there")
 	return runPrograms(ctx, f, s, n, "/", d)
+}
+
+// mountGuest loads modules, mounts the filesystems of a guest, and writes the files of the seed disk.
+func mountGuest(own nodeFiles) error {
+	for _, m := range [][3]string{{"tmpfs", "/run", "mode=755"}, {"tmpfs", "/tmp", "mode=1777"},
+		{"tmpfs", "/dev/shm", "mode=1777"}, {"devpts", "/dev/pts", ""}, {"cgroup2", "/sys/fs/cgroup", ""}} {
+		if err := mountAt(m[0], m[1], m[0], m[2]); err != nil {
+			return err
+		}
+	}
+	// Modules that no program requests.
+	modules := []string{"-a", "virtio_net", "loop", "overlay", "br_netfilter", "nf_tables"}
+	if out, err := exec.Command("modprobe", modules...).CombinedOutput(); err != nil {
+		return fmt.Errorf("modprobe: %w: %s", err, out)
+	}
+	disks, err := guestDisks()
+	if err != nil {
+		return err
+	}
+	if err := mountAt(disks[stateDisk], own.dir, "ext4", ""); err != nil {
+		return err
+	}
+	if err := errors.Join(readSeed(disks[seedDisk]), makeNodeDirs(own)); err != nil {
+		return fmt.Errorf("seed: %w", err)
+	}
+	for from, to := range nodeDirs {
+		if err := makeDirs(to); err != nil {
+			return err
+		}
+		if err := unix.Mount(own.of(from), to, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("bind %s: %w", to, err)
+		}
+	}
+	if data := disks[dataDisk]; data != "" {
+		if err := mountAt(data, StorageDir, "xfs", "prjquota"); err != nil {
+			return err
+		}
+	}
+	return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "")
 }
 
 // mountAt makes a directory and mounts a filesystem there.
