@@ -257,9 +257,9 @@ spec:
 	}
 }
 
-// drain drains a node while the server is frozen. The pods end nevertheless. The mounts of the staging
-// paths stay until the server answers: the kubelet examines these paths before NodeUnstageVolume, and
-// waits for the server.
+// drain drains a node while the server is frozen, and lets the server answer after a minute. A process
+// with a write under way cannot end before. The mounts of the staging paths stay until then, too: the
+// kubelet examines these paths before NodeUnstageVolume, and waits for the server.
 func (s *scene) drain() {
 	begin := time.Now()
 	n := guests[1]
@@ -271,10 +271,17 @@ func (s *scene) drain() {
 		}
 	}
 	s.must(s.server.Silence())
-	s.kubectl("drain", n.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout="+patience.String())
-	s.Logf("drained after %.1f s", time.Since(begin).Seconds())
+	drain := make(chan error, 1)
+	go func() {
+		_, err := kube.Run(s.anyhow(), "drain", n.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
+			"--timeout="+patience.String())
+		s.Logf("drained after %.1f s", time.Since(begin).Seconds())
+		drain <- err
+	}()
+	time.Sleep(time.Minute)
 	s.must(s.server.Resume())
 	resumed := time.Now()
+	s.must(<-drain)
 	s.until("no mounts of shares on "+n.Name, func() error {
 		if out := s.on(n, "grep ' cifs ' /proc/mounts || true"); out != "" {
 			return fmt.Errorf("there are:\n%s", out)
