@@ -30,7 +30,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-sidecars test-images test-cluster test-smb-cluster e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
+.PHONY: help demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-sidecars test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -54,7 +54,7 @@ test-vm-smb: ## run the long tests of nodes with shares in guests with two kerne
 	@$(GO) run ./test/vm -kernel linux-image-6.12-cloud-amd64 -only TestNode
 test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once (10 minutes)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
-	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e '/outages$$'); $(GO) -C sidecars/test test -timeout 20m ./...
+	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e '/outages$$' -e '/quotas$$'); $(GO) -C sidecars/test test -timeout 20m ./...
 test-images: ## build the images for this machine and run their programs; root, or an ordinary user's namespaces
 	$(GO) -C deploy/images test -count=1 ./...
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
@@ -72,6 +72,9 @@ e2e-smb-smoke: ## run a part of e2e-smb
 test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail under pods that write, on two guests (30 minutes)
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 90m -v ./outages/...
+test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas (5 minutes)
+	$(GO) -C test/cluster run ./build
+	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./quotas
 conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
@@ -85,6 +88,8 @@ bench: ## measure the driver beside its alternatives: docs/reference/benchmarks.
 	@$(GO) run ./test/bench
 bench-router: ## measure the cost of the router for a call, and with hundreds of nodes: docs/reference/benchmarks.md
 	@$(GO) run ./test/bench-router
+bench-smb: ## measure the controller of shares with 2,000 volumes and 16 callers: docs/reference/benchmarks.md
+	@$(GO) run ./test/bench-smb
 bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: docs/reference/benchmarks.md
 	@$(GO) -C sidecars/test run ./bench
 bench-cluster: ## measure the start of pods with claims, beside pods without claims: docs/reference/benchmarks.md

@@ -47,7 +47,7 @@ func TestNode(t *testing.T) {
 		run  func(*node)
 	}{
 		{"create and delete are faster than mounts", (*node).isFasterThanMounts},
-		{"60 volumes have one connection and one session", (*node).sharesSessions},
+		{"200 volumes have one connection and one session", (*node).sharesSessions},
 		{"a wrong password is refused, also beside a session with the right one", (*node).verifiesPasswords},
 		{"calls on a silent server end", (*node).survivesSilence},
 		{"pods continue after 90 s without their server", (*node).survivesDeath},
@@ -249,7 +249,7 @@ func (n *node) connections() (connections, sessions, signed int) {
 }
 
 func (n *node) sharesSessions() {
-	const volumes = 60
+	const volumes = 200
 	var all []*csi.Volume
 	for i := range volumes {
 		v := n.volume(fmt.Sprint("many-", i))
@@ -267,7 +267,7 @@ func (n *node) sharesSessions() {
 	if signed != sessions {
 		n.Errorf("%d of %d sessions are signed", signed, sessions)
 	}
-	n.Logf("%d volumes: %d connections, %d sessions", volumes, connections, sessions)
+	n.Logf("%d volumes: %d connections, %d sessions; the driver, and the test: %+v", volumes, connections, sessions, n.level())
 	if connections != 1 || sessions != 1 {
 		n.Errorf("%d volumes have %d connections and %d sessions, want 1 and 1", volumes, connections, sessions)
 	}

@@ -62,6 +62,7 @@ func TestOutages(t *testing.T) {
 			}
 		})
 	}
+	t.Run("the controller's leader dies", func(t *testing.T) { s.with(t).failOver() })
 	t.Run("the password changes", func(t *testing.T) { s.with(t).password() })
 	t.Run("the directory of a volume is recreated", func(t *testing.T) { s.with(t).recreate() })
 	t.Run("volumes move from csi-driver-smb", func(t *testing.T) { s.with(t).migrate() })
