@@ -247,11 +247,19 @@ func (r *run) readVersions(ctx context.Context) (map[string]string, error) {
 	}
 	versions["kubernetes"] = v.ServerVersion.GitVersion
 	if out, err = r.kubectl.Run(ctx, "get", "nodes", "-o",
-		"jsonpath={.items[0].status.nodeInfo.kernelVersion} "+
-			"{.items[0].status.nodeInfo.containerRuntimeVersion}"); err != nil {
+		"jsonpath={range .items[*]}{.status.nodeInfo.kernelVersion} "+
+			"{.status.nodeInfo.containerRuntimeVersion}{'\\n'}{end}"); err != nil {
 		return nil, err
 	}
-	versions["kernel"], versions["runtime"], _ = strings.Cut(out, " ")
+	var kernels, runtimes []string
+	for line := range strings.Lines(out) {
+		kernel, runtime, _ := strings.Cut(strings.TrimSpace(line), " ")
+		kernels, runtimes = append(kernels, kernel), append(runtimes, runtime)
+	}
+	for name, all := range map[string][]string{"kernel": kernels, "runtime": runtimes} {
+		slices.Sort(all)
+		versions[name] = strings.Join(slices.Compact(all), ", ")
+	}
 	return versions, nil
 }
 
@@ -416,7 +424,11 @@ func (r *run) remains(ctx context.Context, driver string) (left []string, err er
 	}
 	if r.server != nil {
 		files, err := r.onShare()
-		return append(left, files...), err
+		if err != nil {
+			return nil, err
+		}
+		mounts, err := r.onGuests(ctx, driver)
+		return slices.Concat(left, files, mounts), err
 	}
 	c, ok := r.provider.(*local.Cluster)
 	if !ok || !r.installs {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"path/filepath"
@@ -24,6 +25,28 @@ func (r *run) serveShares(of cluster) error {
 	var err error
 	r.server, err = shares.Serve(c, filepath.Join(r.dir, "smb"))
 	return err
+}
+
+// onGuests returns the mounts of shares on the guests, and the staging records of the driver there.
+func (r *run) onGuests(ctx context.Context, driver string) (left []string, err error) {
+	all, err := r.provider.(*local.Cluster).Nodes()
+	if err != nil {
+		return nil, err
+	}
+	records := "/var/lib/kubelet/plugins/" + driver + ".state/staged"
+	for _, n := range all {
+		if !n.Guest() {
+			continue
+		}
+		out, err := n.Run(ctx, "sh", "-c", "awk '$3 == \"cifs\" {print $2}' /proc/mounts && find "+records+" -mindepth 1")
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(out) {
+			left = append(left, n.Name+":"+strings.TrimSpace(line))
+		}
+	}
+	return left, nil
 }
 
 // onShare returns the paths of files on the share that are of no volume which exists, but for the

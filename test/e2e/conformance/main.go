@@ -308,8 +308,8 @@ func (c *collector) storage(ctx context.Context, dir string) error {
 	for _, r := range results {
 		of[r.Configuration] = append(of[r.Configuration], r)
 		for name, version := range r.Versions {
-			if name == "kernel" && r.Configuration == "smb" { // a guest's
-				name = "kernel of a guest"
+			if name == "kernel" && r.Configuration == "smb" { // those of guests, too
+				name = "kernels (smb)"
 			}
 			if name != "driver" { // each run's own
 				c.report.Versions[name] = version
