@@ -1,33 +1,31 @@
 package outages
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/shares"
 )
 
-// failOver deletes the controller's leader without grace while it creates volumes. The other replica
-// creates the rest: each claim has a volume, each volume one directory.
+// failOver kills the processes of the controller's leader while it creates volumes on a frozen
+// server, so that it can neither complete them nor give up its lease. The other replica creates them:
+// each claim gets a volume, and each volume one directory.
 func (s *scene) failOver() {
 	const claims = 40
-	lease := func() string { // the pod that leads
-		s.Helper()
-		out, err := kube.Run(s.anyhow(), "--namespace="+install.Namespace, "get", "lease", "csi-sidecars-smb-csi-causeway-dev",
-			"-o", "jsonpath={.spec.holderIdentity}")
-		s.must(err)
-		pod, _, _ := strings.Cut(out, "_")
-		return pod
-	}
-	leader := lease()
+	leader := s.leader()
+	s.must(s.server.Silence())
+	resume := sync.OnceFunc(func() { s.must(s.server.Resume()) })
+	s.Cleanup(resume)
 	var objects, names []string
 	for i := range claims {
-		name := fmt.Sprint("failover-", i)
-		names = append(names, name)
+		names = append(names, fmt.Sprint("failover-", i))
 		objects = append(objects, fmt.Sprintf(`apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: %s, labels: {test: failover}}
@@ -35,39 +33,77 @@ spec:
   accessModes: [ReadWriteMany]
   storageClassName: %s
   resources: {requests: {storage: 1Gi}}
-`, name, shares.Class))
+`, names[i], shares.Class))
 	}
 	s.must(kube.Apply(s.anyhow(), strings.Join(objects, "---\n"), "--namespace="+namespace))
-	s.driver("delete", "pod", leader, "--grace-period=0", "--force")
+	s.until("the leader to create volumes", func() error {
+		if s.kubectl("get", "events", "--field-selector=reason=Provisioning,involvedObject.name="+names[0], "-o", "name") == "" {
+			return errors.New("no event")
+		}
+		return nil
+	})
+	s.must(ordinary.Hold("kubelet")) // which would start the containers again
+	release := sync.OnceFunc(func() { s.must(ordinary.Release("kubelet")) })
+	s.Cleanup(release)
+	containers, err := kube.Run(s.anyhow(), "--namespace="+install.Namespace, "get", "pod", leader, "-o",
+		"jsonpath={.status.containerStatuses[*].containerID}")
+	s.must(err)
+	for _, id := range strings.Fields(containers) {
+		s.on(ordinary, "ctr -n k8s.io tasks kill -s SIGKILL "+strings.TrimPrefix(id, "containerd://"))
+	}
 	died := time.Now()
+	if bound := s.kubectl("get", "pvc", "-l", "test=failover", "-o", "jsonpath={.items[*].spec.volumeName}"); bound != "" {
+		s.Errorf("volumes exist although the server is frozen: %s", bound)
+	}
+	resume()
 	s.until("another leader", func() error {
-		if now := lease(); now == leader || now == "" {
+		if now := s.leader(); now == leader || now == "" {
 			return fmt.Errorf("it is %q", now)
 		}
 		return nil
 	})
 	s.Logf("another leader after %.1f s", time.Since(died).Seconds())
-	directories := map[string]string{}
-	for _, name := range names {
-		s.until(name+" to be bound", func() error { return s.is("Bound", "pvc", name, "{.status.phase}") })
-		volume := s.get("pvc", name, "{.spec.volumeName}")
-		if other, ok := directories[volume]; ok {
-			s.Errorf("%s and %s have the volume %s", name, other, volume)
-		}
-		directories[volume] = name
-		if _, err := os.Stat(filepath.Join(shares.Directory(s.server), volume)); err != nil {
-			s.Error(err)
-		}
-	}
+	release()
+	volumes := s.bound(names)
 	s.Logf("%d claims are bound %.1f s after the leader's death", claims, time.Since(died).Seconds())
-	s.kubectl("delete", "pvc", "-l", "test=failover", "--timeout="+patience.String())
+	s.kubectl("delete", "pvc", "-l", "test=failover", "--timeout="+livetest.Patience.String())
 	s.until("no directories of the claims", func() error {
-		for volume, name := range directories {
+		for _, volume := range volumes {
 			if _, err := os.Stat(filepath.Join(shares.Directory(s.server), volume)); !os.IsNotExist(err) {
-				return fmt.Errorf("that of %s: %v", name, err)
+				return fmt.Errorf("%s: %v", volume, err)
 			}
 		}
 		return nil
 	})
 	s.driverIsReady()
+}
+
+// bound waits until claims are bound, each to a volume of its own with a directory, and returns the
+// volumes.
+func (s *scene) bound(claims []string) (volumes []string) {
+	s.Helper()
+	of := map[string]string{}
+	for _, claim := range claims {
+		s.until(claim+" to be bound", func() error { return s.is("Bound", "pvc", claim, "{.status.phase}") })
+		volume := s.get("pvc", claim, "{.spec.volumeName}")
+		if other, ok := of[volume]; ok {
+			s.Errorf("%s and %s have the volume %s", claim, other, volume)
+		}
+		of[volume] = claim
+		volumes = append(volumes, volume)
+		if _, err := os.Stat(filepath.Join(shares.Directory(s.server), volume)); err != nil {
+			s.Error(err)
+		}
+	}
+	return volumes
+}
+
+// leader returns the controller's pod that leads.
+func (s *scene) leader() string {
+	s.Helper()
+	out, err := kube.Run(s.anyhow(), "--namespace="+install.Namespace, "get", "lease", "csi-sidecars-smb-csi-causeway-dev",
+		"-o", "jsonpath={.spec.holderIdentity}")
+	s.must(err)
+	pod, _, _ := strings.Cut(out, "_")
+	return pod
 }

@@ -11,9 +11,10 @@ import (
 
 // The cluster, in the process that runs the tests.
 var (
-	cluster *local.Cluster
-	kube    kubectl.Kubectl
-	guests  []local.Node
+	cluster  *local.Cluster
+	kube     kubectl.Kubectl
+	guests   []local.Node
+	ordinary local.Node // has the controllers
 )
 
 func TestMain(m *testing.M) {
@@ -24,6 +25,8 @@ func TestMain(m *testing.M) {
 			for _, n := range nodes {
 				if n.Guest() {
 					guests = append(guests, n)
+				} else {
+					ordinary = n
 				}
 			}
 		},

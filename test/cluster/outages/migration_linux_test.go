@@ -1,6 +1,7 @@
 package outages
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,12 +12,14 @@ import (
 
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
+	"github.com/causeway-csi/causeway/test/cluster/outages/records"
 	"github.com/causeway-csi/causeway/test/cluster/shares"
 )
 
 // migrate moves the volumes of a StatefulSet from csi-driver-smb by the script of
-// docs/how-to/move-from-csi-driver-smb.md, which is killed before and after each of its calls of
-// kubectl. The driver of the old volumes is Causeway's under the name of csi-driver-smb.
+// docs/how-to/move-from-csi-driver-smb.md. The driver of the old volumes is Causeway's, under the name
+// of csi-driver-smb.
 func (s *scene) migrate() {
 	s.installOld()
 	var moved []*writer
@@ -69,29 +72,35 @@ spec:
       containers:
       - name: writer
         image: %s
-        args: [/volume/records]
-        volumeMounts: [{name: data, mountPath: /volume}]
+        command: [/writer, /volume/records, /logs/$(POD)]
+        env: [{name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]
+        volumeMounts: [{name: data, mountPath: /volume}, {name: logs, mountPath: /logs}]
+      volumes: [{name: logs, hostPath: {path: %s, type: DirectoryOrCreate}}]
   volumeClaimTemplates:
   - metadata: {name: data}
     spec: {accessModes: [ReadWriteMany], storageClassName: smb, resources: {requests: {storage: 1Gi}}}
-`, namespace, image)))
+`, namespace, image, logs)))
 	inodes := map[string]uint64{}
 	for _, w := range moved {
 		s.await(w)
 		s.verify(w, s.writes(w, time.Now()))
 		inodes[w.claim] = s.inode(w)
-		w.before += s.log(w)
 	}
 	s.kubectl("scale", "statefulset", "old", "--replicas=0")
 	for _, w := range moved {
-		s.kubectl("wait", "pod", w.name, "--for=delete", "--timeout="+patience.String())
+		s.kubectl("wait", "pod", w.name, "--for=delete", "--timeout="+livetest.Patience.String())
 	}
 	for i, w := range moved {
-		killed := s.move(fmt.Sprint("pvc-old-", i))
-		if killed < 10 {
-			s.Errorf("the script was interrupted %d times only", killed)
+		interrupted := s.move(w, fmt.Sprint("pvc-old-", i))
+		for _, call := range []string{"apply -f ", "patch pv ", "delete --raw /api/v1/namespaces/", "create -f ",
+			"delete --raw /api/v1/persistentvolumes/"} {
+			for _, when := range []string{"before ", "after "} {
+				if !strings.Contains(interrupted, when+call) {
+					s.Errorf("%s: the script was not interrupted %s%s, but:\n%s", w.claim, when, call, interrupted)
+				}
+			}
 		}
-		s.Logf("%s: the script was interrupted %d times", w.claim, killed)
+		s.Logf("%s: the script was interrupted %d times", w.claim, strings.Count(interrupted, "\n"))
 		driver := s.get("pv", s.get("pvc", w.claim, "{.spec.volumeName}"), "{.spec.csi.driver}")
 		if driver != "smb.csi.causeway.dev" {
 			s.Errorf("%s has a volume of the driver %s", w.claim, driver)
@@ -124,15 +133,18 @@ func (s *scene) installOld() {
 	for _, o := range objects {
 		switch o.Source {
 		case "smb/node.yaml", "smb/csidriver.yaml":
-			// the ports of the node are taken
-			s.must(kube.Apply(s.anyhow(), strings.ReplaceAll(o.Text, "98", "97"), "--namespace="+install.Namespace))
+			text := o.Text
+			for _, port := range []string{"9818", "9819", "9821"} { // those of the driver, on the same nodes
+				text = strings.ReplaceAll(text, port, "1"+port)
+			}
+			s.must(kube.Apply(s.anyhow(), text, "--namespace="+install.Namespace))
 			applied++
 		}
 	}
 	if applied < 2 {
 		s.Fatalf("%d objects of the old driver were applied", applied)
 	}
-	s.driver("rollout", "status", "daemonset/old-smb-node", "--timeout="+patience.String())
+	s.driver("rollout", "status", "daemonset/old-smb-node", "--timeout="+livetest.Patience.String())
 }
 
 // inode returns the inode of the records on the server's disk.
@@ -143,45 +155,50 @@ func (s *scene) inode(w *writer) uint64 {
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
-// killer is a kubectl that kills the script before or after call number $KILL_AT.
+// killer is a kubectl that kills the script before and after each call, once. $KILLED has the calls.
 const killer = `#!/bin/sh
-n=$(($(cat "$COUNT") + 1))
-echo $n >"$COUNT"
-if [ "$n $KILL" = "$KILL_AT before" ]; then kill -9 $PPID; exit 1; fi
+once() {
+	grep -qxF "$1" "$KILLED" && return
+	echo "$1" >>"$KILLED"
+	kill -9 $PPID
+	exit 1
+}
+call=$(echo "$*" | tr '\n' ' ')
+once "before $call"
 "$KUBECTL" "$@"
 code=$?
-if [ "$n $KILL" = "$KILL_AT after" ]; then kill -9 $PPID; fi
+once "after $call"
 exit $code
 `
 
-// move runs the script for a volume, which is killed at a later call each time, until it succeeds.
-// move returns the number of interruptions.
-func (s *scene) move(volume string) (killed int) {
+// move runs the script for a volume until it succeeds. The script is killed before and after each of
+// its calls of kubectl. move returns these calls, in lines.
+func (s *scene) move(w *writer, volume string) (interrupted string) {
 	s.Helper()
 	dir := s.TempDir()
+	killed := filepath.Join(dir, "killed")
 	s.must(os.WriteFile(filepath.Join(dir, "kubectl"), []byte(killer), 0o755))
+	s.must(os.WriteFile(killed, nil, 0o644))
 	program := kube.Command(s.anyhow()).Path
 	script := filepath.Join(chart.Sources(), "hack", "move-from-csi-driver-smb")
-	for at := 1; at < 100; at++ {
-		for _, when := range []string{"before", "after"} {
-			s.must(os.WriteFile(filepath.Join(dir, "count"), []byte("0"), 0o644))
-			cmd := exec.CommandContext(s.anyhow(), script, "--apply", volume, filepath.Join(dir, "objects"))
-			cmd.Env = append(kube.Environment(), "PATH="+dir+":"+os.Getenv("PATH"), "KUBECTL="+program,
-				"COUNT="+filepath.Join(dir, "count"), "KILL="+when, fmt.Sprint("KILL_AT=", at))
-			out, err := cmd.CombinedOutput()
-			content, readErr := os.ReadFile(filepath.Join(shares.Directory(s.server), volume, "records"))
-			if readErr != nil || len(content) == 0 {
-				s.Fatalf("after an interruption %s call %d the data is %d bytes, %v", when, at, len(content), readErr)
-			}
-			if err == nil {
-				return killed
-			}
-			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
-				s.Fatalf("the script failed %s call %d: %v: %s", when, at, err, out)
-			}
-			killed++
+	last := records.Last(s.events(w))
+	for range 100 {
+		cmd := exec.CommandContext(s.anyhow(), script, "--apply", volume, filepath.Join(dir, "objects"))
+		cmd.Env = append(kube.Environment(), "PATH="+dir+":"+os.Getenv("PATH"), "KUBECTL="+program, "KILLED="+killed)
+		out, err := cmd.CombinedOutput()
+		calls, readErr := os.ReadFile(killed)
+		s.must(readErr)
+		content, readErr := os.ReadFile(filepath.Join(shares.Directory(s.server), volume, "records"))
+		if err := errors.Join(readErr, records.Check(content, last)); err != nil {
+			s.Fatalf("%s, after the calls\n%s: %v", volume, calls, err)
+		}
+		if err == nil {
+			return string(calls)
+		}
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
+			s.Fatalf("the script failed: %v: %s", err, out)
 		}
 	}
 	s.Fatal("the script does not end")
-	return 0
+	return ""
 }

@@ -4,14 +4,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
+	"github.com/causeway-csi/causeway/test/cluster/outages/records"
 	"github.com/causeway-csi/causeway/test/cluster/shares"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
@@ -23,7 +27,11 @@ func TestOutages(t *testing.T) {
 	var err error
 	s.server, err = shares.Serve(cluster, filepath.Join(t.TempDir(), "smb"))
 	s.must(err)
-	t.Cleanup(func() { s.server.Close() })
+	t.Cleanup(func() {
+		if err := s.server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	s.must(shares.Install(t.Context(), cluster, kube, s.server, os.Stderr))
 	s.loadWriter()
 	_, err = kube.Run(t.Context(), "create", "namespace", namespace)
@@ -36,31 +44,8 @@ func TestOutages(t *testing.T) {
 			s.writers = append(s.writers, w)
 		}
 	}
-	for _, o := range []struct {
-		name string
-		of   func(*scene)
-	}{
-		{"nothing happens for 30 s", func(*scene) { time.Sleep(30 * time.Second) }},
-		{"the server restarts", (*scene).restart},
-		{"the server refuses connections for 30 s", (*scene).refuse},
-		{"the server's machine is gone for 90 s", (*scene).gone},
-		{"the server freezes for 60 s", (*scene).freeze},
-		{"the nodes lose their network for 60 s", (*scene).cut},
-		{"the driver's pods are killed", (*scene).killDriver},
-		{"the driver is upgraded and rolled back", (*scene).upgrade},
-	} {
-		t.Run(o.name, func(t *testing.T) {
-			c := s.with(t)
-			begin := time.Now()
-			o.of(c)
-			end := time.Now()
-			for _, w := range c.writers {
-				all := c.writes(w, end)
-				c.verify(w, all)
-				c.stays(w)
-				c.report(o.name, w, saw(all, begin))
-			}
-		})
+	for _, o := range outages {
+		t.Run(o.name, func(t *testing.T) { s.with(t).lives(o) })
 	}
 	t.Run("the controller's leader dies", func(t *testing.T) { s.with(t).failOver() })
 	t.Run("the password changes", func(t *testing.T) { s.with(t).password() })
@@ -69,15 +54,70 @@ func TestOutages(t *testing.T) {
 	t.Run("a node is drained while the server is frozen", func(t *testing.T) { s.with(t).drain() })
 }
 
+// outage is an event that writers live through.
+type outage struct {
+	name string
+	of   func(*scene)
+	// cut is the time in which no fsync can succeed: an outage that does not happen is a failure.
+	cut time.Duration
+	// errors are those that a writer may see, with outage: error and with outage: wait. The
+	// pages shares.md and smb.md list them.
+	errors, wait []string
+}
+
+const (
+	again  = "resource temporarily unavailable" // EAGAIN
+	down   = "host is down"                     // EHOSTDOWN
+	closed = "bad file descriptor"              // EBADF
+)
+
+var outages = []outage{
+	{name: "nothing happens for 30 s", of: func(*scene) { time.Sleep(30 * time.Second) }},
+	{"the server restarts", (*scene).restart, 0, []string{again}, []string{again, closed}},
+	{"the server refuses connections for 30 s", (*scene).refuse, 29 * time.Second, []string{again, down},
+		[]string{again, closed}},
+	{"the server's machine is gone for 90 s", (*scene).gone, 89 * time.Second, []string{again, down}, []string{again}},
+	{"the server freezes for 60 s", (*scene).freeze, 59 * time.Second, []string{again, down}, []string{again}},
+	{"the nodes lose their network for 60 s", (*scene).cut, 59 * time.Second, []string{again, down}, []string{again}},
+	{name: "the driver's pods are killed", of: (*scene).killDriver},
+	{name: "the driver is upgraded and rolled back", of: (*scene).upgrade},
+}
+
+// lives checks that each writer goes on after an outage, in the same pod, with all of its records.
+func (s *scene) lives(o outage) {
+	begin := time.Now()
+	o.of(s)
+	end := time.Now()
+	for _, w := range s.writers {
+		all := s.writes(w, end)
+		s.verify(w, all)
+		s.stays(w)
+		seen := records.Since(all, begin)
+		s.report(o.name, w, seen)
+		if seen.Silence < o.cut {
+			s.Errorf("%s: the longest time without a durable record is %v, want %v at least", w.name, seen.Silence, o.cut)
+		}
+		permitted := o.errors
+		if w.class == shares.WaitClass {
+			permitted = o.wait
+		}
+		for _, e := range seen.Errors {
+			if !slices.Contains(permitted, e) {
+				s.Errorf("%s: the error is %q, which is none of %q", w.name, e, permitted)
+			}
+		}
+	}
+}
+
 // with returns the scene of a subtest.
 func (s *scene) with(t *testing.T) *scene {
 	return &scene{t, s.server, s.writers}
 }
 
 // report prints a row of the table of outages.
-func (s *scene) report(outage string, w *writer, r row) {
-	s.Logf("| %s | %s | %s | %s | %.1f s | %.1f s |", outage, w.node.Name, w.class, strings.Join(r.errors, ", "),
-		r.failing.Seconds(), r.silence.Seconds())
+func (s *scene) report(outage string, w *writer, f records.Effect) {
+	s.Logf("| %s | %s | %s | %s | %.1f s | %.1f s |", outage, w.node.Name, w.class, strings.Join(f.Errors, ", "),
+		f.Failing.Seconds(), f.Silence.Seconds())
 }
 
 func (s *scene) restart() {
@@ -122,14 +162,51 @@ func (s *scene) cut() {
 	}
 }
 
-// killDriver kills the driver's containers on the nodes, then deletes its pods.
+// killDriver kills the driver's processes on the nodes, then deletes its pods.
 func (s *scene) killDriver() {
+	before := s.nodePods()
 	for _, n := range guests {
-		s.on(n, "kill -9 $(pidof driver)")
+		// The helpers of the driver have the same name. Their parent is no shim of containerd.
+		s.on(n, `for p in $(pidof driver); do read -r _ _ _ parent _ </proc/$p/stat
+			case $(cat /proc/$parent/comm) in containerd-shim*) kill -9 $p;; esac; done`)
 	}
-	s.driverIsReady()
-	s.driver("delete", "pods", "-l", "app.kubernetes.io/name=causeway-smb-node", "--grace-period=0", "--force")
-	s.driverIsReady()
+	s.nodePodsReplace(before)
+	before = s.nodePods()
+	s.driver("delete", "pods", "-l", nodeLabel, "--grace-period=0", "--force")
+	s.nodePodsReplace(before)
+}
+
+const nodeLabel = "app.kubernetes.io/name=causeway-smb-node"
+
+// nodePods returns, by node, the UID of the driver's pod and the restarts of its containers.
+func (s *scene) nodePods() map[string]string {
+	s.Helper()
+	out, err := kube.Run(s.anyhow(), "--namespace="+install.Namespace, "get", "pods", "-l", nodeLabel, "-o",
+		`jsonpath={range .items[*]}{.spec.nodeName} {.metadata.uid} {.status.containerStatuses[*].restartCount} `+
+			`{.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
+	s.must(err)
+	all := map[string]string{}
+	for line := range strings.Lines(out) {
+		node, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if life, ready := strings.CutSuffix(rest, " True"); ready {
+			all[node] = life
+		}
+	}
+	return all
+}
+
+// nodePodsReplace waits until each node has a ready pod, or ready containers, that it had not before.
+func (s *scene) nodePodsReplace(before map[string]string) {
+	s.Helper()
+	s.until("other pods of the driver", func() error {
+		now := s.nodePods()
+		for _, n := range guests {
+			if now[n.Name] == "" || now[n.Name] == before[n.Name] {
+				return fmt.Errorf("%s has %q, before %q", n.Name, now[n.Name], before[n.Name])
+			}
+		}
+		return nil
+	})
 }
 
 func (s *scene) upgrade() {
@@ -140,9 +217,10 @@ func (s *scene) upgrade() {
 			"--set-string=smb.node.podAnnotations.outages=upgraded"},
 		{"rollback", "causeway", "--wait", "--timeout=300s"},
 	} {
+		before := s.nodePods()
 		_, err := helm.Run(s.anyhow(), args...)
 		s.must(err)
-		s.driverIsReady()
+		s.nodePodsReplace(before)
 	}
 }
 
@@ -185,7 +263,7 @@ func (s *scene) password() {
 		}
 		all := s.writes(w, restarted)
 		s.verify(w, all)
-		s.report("the password changes", w, saw(all, begin))
+		s.report("the password changes", w, records.Since(all, begin))
 	}
 }
 
@@ -241,8 +319,10 @@ spec:
 		s.must(os.RemoveAll(dir))
 		s.must(os.Mkdir(dir, 0o777))
 		s.must(os.Chmod(dir, 0o777))
-		out, err := kube.Run(s.anyhow(), "--namespace="+namespace, "exec", name, "--", "ls", "/volume")
-		s.Logf("%s, the pod of before: ls: %q, %v", n.Name, out, err) // ESTALE
+		_, err := kube.Run(s.anyhow(), "--namespace="+namespace, "exec", name, "--", "ls", "/volume")
+		if err == nil || !strings.Contains(err.Error(), "Stale file handle") {
+			s.Errorf("%s: the pod of before lists the directory: %v", n.Name, err)
+		}
 		if out := s.kubectl("exec", name, "--", "sh", "-c", "echo new > /volume/file && cat /volume/file"); out != "new" {
 			s.Errorf("%s: the pod of before reads %q", n.Name, out)
 		}
@@ -268,21 +348,31 @@ func (s *scene) drain() {
 	for _, w := range s.writers {
 		if w.node.Name == n.Name {
 			drained = append(drained, w)
-			w.before += s.log(w)
 		}
 	}
 	s.must(s.server.Silence())
-	drain := make(chan error, 1)
+	ended := make(chan error, 1)
 	go func() {
 		_, err := kube.Run(s.anyhow(), "drain", n.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
-			"--timeout="+patience.String())
-		s.Logf("drained after %.1f s", time.Since(begin).Seconds())
-		drain <- err
+			"--timeout="+livetest.Patience.String())
+		ended <- err
 	}()
+	resume := sync.OnceFunc(func() { s.must(s.server.Resume()) })
+	s.Cleanup(func() {
+		resume()
+		kube.Run(s.anyhow(), "uncordon", n.Name)
+	})
 	time.Sleep(time.Minute)
-	s.must(s.server.Resume())
+	for _, w := range drained {
+		s.must(s.is("true", "node", n.Name, "{.spec.unschedulable}"))
+		if at := s.get("pod", w.name, "{.metadata.deletionTimestamp}"); at == "" {
+			s.Errorf("the drain has not deleted %s, which writes", w.name)
+		}
+	}
+	resume()
 	resumed := time.Now()
-	s.must(<-drain)
+	s.must(<-ended)
+	s.Logf("drained %.1f s after the server answers", time.Since(resumed).Seconds())
 	s.until("no mounts of shares on "+n.Name, func() error {
 		if out := s.on(n, "grep ' cifs ' /proc/mounts || true"); out != "" {
 			return fmt.Errorf("there are:\n%s", out)
@@ -297,7 +387,7 @@ func (s *scene) drain() {
 	for _, w := range s.writers {
 		all := s.writes(w, time.Now())
 		s.verify(w, all)
-		s.report("a node is drained while the server is frozen", w, saw(all, begin))
+		s.report("a node is drained while the server is frozen", w, records.Since(all, begin))
 	}
 }
 
@@ -318,6 +408,6 @@ func (s *scene) driver(args ...string) {
 
 func (s *scene) driverIsReady() {
 	s.Helper()
-	s.driver("rollout", "status", "daemonset/causeway-smb-node", "--timeout="+patience.String())
-	s.driver("rollout", "status", "deployment/causeway-smb-controller", "--timeout="+patience.String())
+	s.driver("rollout", "status", "daemonset/causeway-smb-node", "--timeout="+livetest.Patience.String())
+	s.driver("rollout", "status", "deployment/causeway-smb-controller", "--timeout="+livetest.Patience.String())
 }

@@ -8,7 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/deploy/images/oci"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/outages/records"
 	"github.com/causeway-csi/causeway/test/cluster/shares"
@@ -27,8 +28,8 @@ const namespace = "writers"
 // image is that of the writers.
 const image = "example.com/causeway/writer:v1"
 
-// patience is the limit for an expected event. It is no measure: guests are slow.
-const patience = 6 * time.Minute
+// logs is the directory of the writers' logs, on a disk of the node: they outlive the pods.
+const logs = "/var/lib/kubelet/writers"
 
 // scene is a cluster with writers.
 type scene struct {
@@ -42,15 +43,6 @@ type writer struct {
 	name, claim, class string
 	node               local.Node
 	life               string // UID of the pod
-	before             string // the log of earlier lives
-}
-
-// event is a line of a writer's log.
-type event struct {
-	what   string // opened, durable, failed
-	record int64
-	at     time.Time
-	err    string
 }
 
 // loadWriter builds the image of the writers, and gives it to the nodes.
@@ -93,10 +85,12 @@ spec:
   containers:
   - name: writer
     image: %[4]s
-    args: [/volume/records]
-    volumeMounts: [{name: volume, mountPath: /volume}]
-  volumes: [{name: volume, persistentVolumeClaim: {claimName: %[5]s}}]
-`, w.name, w.class, w.node.Name, image, w.claim), "--namespace="+namespace))
+    args: [/volume/records, /logs/%[1]s]
+    volumeMounts: [{name: volume, mountPath: /volume}, {name: logs, mountPath: /logs}]
+  volumes:
+  - {name: volume, persistentVolumeClaim: {claimName: %[5]s}}
+  - {name: logs, hostPath: {path: %[6]s, type: DirectoryOrCreate}}
+`, w.name, w.class, w.node.Name, image, w.claim, logs), "--namespace="+namespace))
 	s.await(w)
 }
 
@@ -112,70 +106,35 @@ func (s *scene) await(w *writer) {
 // end deletes the writer's pod. Its claim stays.
 func (s *scene) end(w *writer) {
 	s.Helper()
-	w.before += s.log(w)
-	s.kubectl("delete", "pod", w.name, "--wait", "--timeout="+patience.String())
+	s.kubectl("delete", "pod", w.name, "--wait", "--timeout="+livetest.Patience.String())
 }
 
-// log returns the log of the writer's pod.
-func (s *scene) log(w *writer) string {
+// events returns the events of all lives of a writer, on all guests.
+func (s *scene) events(w *writer) []records.Event {
 	s.Helper()
-	out := ""
-	s.until("the log of "+w.name, func() (err error) {
-		out, err = kube.Run(s.anyhow(), "--namespace="+namespace, "logs", w.name)
-		return err
-	})
-	return out
-}
-
-// events returns the events of all lives of a writer. A life must not begin before the last durable
-// record of an earlier one.
-func (s *scene) events(w *writer) (all []event) {
-	s.Helper()
-	durable := int64(-1)
-	for line := range strings.Lines(w.before + s.log(w)) {
-		fields := strings.SplitN(strings.TrimSpace(line), " ", 4)
-		if len(fields) != 4 {
-			s.Fatalf("%s printed %q", w.name, line)
-		}
-		n, err := strconv.ParseInt(fields[1], 10, 64)
-		ms, err2 := strconv.ParseInt(fields[2], 10, 64)
-		s.must(errors.Join(err, err2))
-		e := event{fields[0], n, time.UnixMilli(ms), fields[3]}
-		switch e.what {
-		case "opened":
-			if e.record <= durable {
-				s.Errorf("%s: %d records are left of %d that were durable", w.name, e.record, durable+1)
-			}
-		case "durable":
-			durable = e.record
-		case "failed":
-			durable = max(durable, e.record-1)
-		}
-		all = append(all, e)
+	var log strings.Builder
+	for _, n := range guests {
+		out, err := n.Run(s.anyhow(), "sh", "-c", "test ! -e "+logs+"/"+w.name+" || cat "+logs+"/"+w.name)
+		s.must(err)
+		log.WriteString(out)
+	}
+	all, err := records.Parse(log.String())
+	if err != nil {
+		s.Fatalf("%s: %v", w.name, err)
 	}
 	return all
 }
 
-// last returns the last durable record.
-func last(all []event) int64 {
-	n := int64(-1)
-	for _, e := range all {
-		switch e.what {
-		case "durable":
-			n = e.record
-		case "failed":
-			n = max(n, e.record-1)
-		}
-	}
-	return n
-}
-
 // verify compares the durable records of a writer with the file on the server's disk.
-func (s *scene) verify(w *writer, all []event) {
+func (s *scene) verify(w *writer, all []records.Event) {
 	s.Helper()
+	last := records.Last(all)
+	if last < 0 {
+		s.Errorf("%s has no durable record", w.name)
+	}
 	content, err := os.ReadFile(filepath.Join(s.directory(w), "records"))
 	s.must(err)
-	if err := records.Check(content, last(all)); err != nil {
+	if err := records.Check(content, last); err != nil {
 		s.Errorf("%s: %v", w.name, err)
 	}
 }
@@ -187,48 +146,18 @@ func (s *scene) directory(w *writer) string {
 	return filepath.Join(shares.Directory(s.server), strings.TrimSuffix(volume, "-causeway"))
 }
 
-// row describes an outage for a writer.
-type row struct {
-	errors  []string      // of its calls, each once
-	silence time.Duration // the longest time without a durable record
-	failing time.Duration // the longest time in which all calls failed
-}
-
-// saw returns the row of a writer since a time. A durable record is printed every second or so, and
-// after an error.
-func saw(all []event, since time.Time) (r row) {
-	durable, failed := since, time.Time{}
-	for _, e := range all {
-		if e.at.Before(since) {
-			continue
-		}
-		switch e.what {
-		case "failed":
-			failed = e.at
-			if text := e.err[strings.LastIndex(e.err, ": ")+1:]; !strings.Contains(strings.Join(r.errors, ","), text) {
-				r.errors = append(r.errors, strings.TrimSpace(text))
-			}
-		case "durable":
-			r.silence = max(r.silence, e.at.Sub(durable))
-			if !failed.IsZero() {
-				r.failing = max(r.failing, e.at.Sub(failed))
-			}
-			durable, failed = e.at, time.Time{}
-		}
-	}
-	return r
-}
-
 // writes waits until a writer has a durable record that is newer than a time.
-func (s *scene) writes(w *writer, since time.Time) []event {
+func (s *scene) writes(w *writer, since time.Time) (all []records.Event) {
 	s.Helper()
-	var all []event
 	s.until(w.name+" to write", func() error {
 		all = s.events(w)
-		for _, e := range all {
-			if e.what == "durable" && e.at.After(since) {
+		for _, e := range slices.Backward(all) {
+			if e.Kind == records.Durable && e.At.After(since) {
 				return nil
 			}
+		}
+		if len(all) == 0 {
+			return errors.New("it has no event")
 		}
 		return fmt.Errorf("its last event is %+v", all[len(all)-1])
 	})
@@ -273,16 +202,7 @@ func (s *scene) is(want, kind, name, path string) error {
 	return err
 }
 
-// until waits for an event.
-func (s *scene) until(what string, so func() error) {
+func (s *scene) until(event string, so func() error) {
 	s.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(500 * time.Millisecond) {
-		err := so()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.Fatalf("not after %v: %s: %v", patience, what, err)
-		}
-	}
+	livetest.Until(s, event, so)
 }

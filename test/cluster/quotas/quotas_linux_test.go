@@ -6,14 +6,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
-
-// patience is the limit for an expected event. It is no measure: guests are slow.
-const patience = 6 * time.Minute
 
 // objects are a claim of a directory and a pod that has it at /volume, on the guest.
 const objects = `apiVersion: v1
@@ -56,7 +53,7 @@ func TestADirectoryHasAQuota(t *testing.T) {
 	}
 	write(t, "neighbor", "first", 48, true)
 	run(t, "patch", "pvc", "full", "--type=merge", "--patch", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
-	until(t, "the expansion", func() error {
+	livetest.Until(t, "the expansion", func() error {
 		out, err := kube.Run(t.Context(), "get", "pvc", "full", "-o", "jsonpath={.status.capacity.storage}")
 		if err == nil && out != "128Mi" {
 			err = fmt.Errorf("the capacity is %s", out)
@@ -68,8 +65,8 @@ func TestADirectoryHasAQuota(t *testing.T) {
 	}
 	write(t, "full", "third", 48, true)
 	write(t, "full", "fourth", 32, false)
-	run(t, "delete", "pod,pvc", "full", "neighbor", "--timeout="+patience.String())
-	until(t, "the space to be free", func() error {
+	run(t, "delete", "pod,pvc", "full", "neighbor", "--timeout="+livetest.Patience.String())
+	livetest.Until(t, "the space to be free", func() error {
 		if now := usedBytes(t); now > used+4<<20 {
 			return fmt.Errorf("%d bytes are in use, %d before", now, used)
 		}
@@ -88,7 +85,7 @@ func apply(t *testing.T, name string) {
 	if err := kube.Apply(t.Context(), fmt.Sprintf(objects, name, guest.Name, testimages.Busybox)); err != nil {
 		t.Fatal(err)
 	}
-	run(t, "wait", "--for=condition=Ready", "pod/"+name, "--timeout="+patience.String())
+	run(t, "wait", "--for=condition=Ready", "pod/"+name, "--timeout="+livetest.Patience.String())
 }
 
 // write writes a file in the volume of a pod. If it does not fit, the error is that of a full disk.
@@ -110,7 +107,7 @@ func totalMiB(t *testing.T, pod string) int {
 	return number(t, run(t, "exec", pod, "--", "sh", "-c", "df -m /volume | tail -1 | awk '{print $2}'"))
 }
 
-// sizeMiB returns the length of all files of a pod.
+// sizeMiB returns the size of the blocks of all files in the volume of a pod.
 func sizeMiB(t *testing.T, pod string) int {
 	t.Helper()
 	return number(t, run(t, "exec", pod, "--", "sh", "-c", "du -m -s /volume | cut -f1"))
@@ -143,18 +140,4 @@ func run(t *testing.T, args ...string) string {
 		t.Fatal(err)
 	}
 	return out
-}
-
-// until waits for an event.
-func until(t *testing.T, what string, so func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(500 * time.Millisecond) {
-		err := so()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s: %v", patience, what, err)
-		}
-	}
 }

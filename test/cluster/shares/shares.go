@@ -3,6 +3,7 @@ package shares
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,6 +32,9 @@ const (
 // Serve starts an SMB server that the nodes and pods of a cluster reach, with its files in dir, which
 // must not exist.
 func Serve(c *local.Cluster, dir string) (*smbtest.Server, error) {
+	if !smbtest.Installed() {
+		return nil, errors.New("samba is not installed")
+	}
 	address, err := c.MachineAddress()
 	if err != nil {
 		return nil, err

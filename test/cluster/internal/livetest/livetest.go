@@ -133,3 +133,20 @@ func (t Tests) enter(dir string) error {
 	t.Enter(c, k, nodes)
 	return nil
 }
+
+// Patience is the limit for an expected event. It is no measure: guests are slow.
+const Patience = 6 * time.Minute
+
+// Until waits for an event: until so returns nil. After Patience the test fails.
+func Until(t testing.TB, event string, so func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(Patience); ; time.Sleep(500 * time.Millisecond) {
+		err := so()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not after %v: %s: %v", Patience, event, err)
+		}
+	}
+}

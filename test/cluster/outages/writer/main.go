@@ -1,6 +1,5 @@
 // Command writer appends records to a file that stays open. It writes a record again until fsync
-// succeeds, and prints one line for each event: what happened, the number of the record, the time in
-// milliseconds since 1970, and the error.
+// succeeds. Its second argument is the log of its events, which must be on a disk of the node.
 package main
 
 import (
@@ -13,29 +12,56 @@ import (
 )
 
 func main() {
-	f, first, err := open(os.Args[1])
-	for err != nil { // the server may be away
-		say("failed", first, err)
-		time.Sleep(time.Second)
-		f, first, err = open(os.Args[1])
+	log, err := os.OpenFile(os.Args[2], os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "writer:", err)
+		os.Exit(1)
 	}
-	say("opened", first, nil)
+	if err := write(os.Args[1], log); err != nil {
+		fmt.Fprintln(os.Stderr, "writer:", err)
+		os.Exit(1)
+	}
+}
+
+// write writes records and their events. Errors: the log cannot be written.
+func write(path string, log *os.File) error {
+	say := func(kind string, n int64, err error) error {
+		e := records.Event{Kind: kind, Record: n, At: time.Now()}
+		if err != nil {
+			e.Err = err.Error()
+		}
+		_, err = log.WriteString(e.String())
+		return err
+	}
+	f, first, err := open(path)
+	for err != nil { // the server may be away
+		if err := say(records.Failed, first, err); err != nil {
+			return err
+		}
+		time.Sleep(time.Second)
+		f, first, err = open(path)
+	}
+	if err := say(records.Opened, first, nil); err != nil {
+		return err
+	}
 	failed := false
-	for n := first; ; {
+	for n := first; ; time.Sleep(20 * time.Millisecond) {
 		_, err := f.WriteAt(records.Record(n), n*records.Size)
 		if err == nil {
 			err = f.Sync()
 		}
 		switch {
-		case err == nil && (failed || n%10 == 0 || n == first):
-			say("durable", n, nil)
-		case err != nil && !failed:
-			say("failed", n, err)
-		}
-		if failed = err != nil; !failed {
+		case err == nil:
+			if err := say(records.Durable, n, nil); err != nil {
+				return err
+			}
 			n++
+		case !failed:
+			if err := say(records.Failed, n, err); err != nil {
+				return err
+			}
 		}
-		time.Sleep(20 * time.Millisecond)
+		failed = err != nil
 	}
 }
 
@@ -50,8 +76,4 @@ func open(path string) (*os.File, int64, error) {
 		return nil, 0, errors.Join(err, f.Close())
 	}
 	return f, info.Size() / records.Size, nil
-}
-
-func say(event string, n int64, err error) {
-	fmt.Println(event, n, time.Now().UnixMilli(), err)
 }
