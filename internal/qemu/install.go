@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 )
@@ -31,15 +32,35 @@ func Install(ctx context.Context, log io.Writer, programs []Program) error {
 		return fmt.Errorf("install these first: %s", strings.Join(missing, " "))
 	}
 	fmt.Fprintln(log, "qemu: installing:", strings.Join(missing, " "))
-	if err := Command(ctx, "apt-get", "update", "-qq"); err != nil {
+	if err := apt(ctx, "update", "-qq"); err != nil {
 		return err
 	}
-	return Command(ctx, "apt-get", append([]string{"install", "-y", "-qq", "--no-install-recommends"}, missing...)...)
+	return apt(ctx, append([]string{"install", "-y", "-qq", "--no-install-recommends"}, missing...)...)
 }
 
-// Command runs a program. The error has its output.
+// apt runs apt-get. Unlike the programs of Command, it does not end when this process is killed: a
+// killed apt-get leaves packages unpacked and not configured, and each further installation on this
+// machine fails until a dpkg --configure -a.
+func apt(ctx context.Context, args ...string) error {
+	return run(ctx, exec.CommandContext(ctx, "apt-get", args...))
+}
+
+// Command runs a program. The error has its output. On Linux the program ends when this process is
+// killed.
 func Command(ctx context.Context, name string, args ...string) error {
+	return commandIn(ctx, "", name, args...)
+}
+
+// commandIn is Command in a directory.
+func commandIn(ctx context.Context, dir, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.SysProcAttr = dir, dieWithThread()
+	runtime.LockOSThread() // the program ends with this thread
+	defer runtime.UnlockOSThread()
+	return run(ctx, cmd)
+}
+
+func run(ctx context.Context, cmd *exec.Cmd) error {
 	// systemctl starts no service of a package, such as smbd on the ports of this machine.
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "SYSTEMD_OFFLINE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
