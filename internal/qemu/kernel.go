@@ -64,17 +64,6 @@ func fetchKernel(ctx context.Context, log io.Writer, metapackage, cache, dir str
 			return fmt.Errorf("this needs Debian: %w", err)
 		}
 	}
-	pkg, err := newestKernel(ctx, metapackage)
-	if err != nil && os.Geteuid() == 0 { // a fresh container has no lists
-		if err := Command(ctx, "apt-get", "update", "-qq"); err != nil {
-			return err
-		}
-		pkg, err = newestKernel(ctx, metapackage)
-	}
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(log, "qemu: fetching", pkg, "(27 MB) into", cache)
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return err
 	}
@@ -83,16 +72,19 @@ func fetchKernel(ctx context.Context, log io.Writer, metapackage, cache, dir str
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	download := exec.CommandContext(ctx, "apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", pkg)
-	download.Dir = tmp
-	if out, err := download.CombinedOutput(); err != nil {
-		return errors.Join(ctx.Err(), fmt.Errorf("apt-get download %s: %w: %s", pkg, err, out))
+	deb, err := download(ctx, log, metapackage, tmp)
+	// A fresh container has no lists of packages. Old lists name packages that are no longer on the
+	// servers.
+	if err != nil && os.Geteuid() == 0 {
+		if updated := apt(ctx, "update", "-qq"); updated != nil {
+			return errors.Join(err, updated)
+		}
+		deb, err = download(ctx, log, metapackage, tmp)
 	}
-	debs, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
-	if err != nil || len(debs) != 1 {
-		return fmt.Errorf("apt-get download %s left %v, %w", pkg, debs, err)
+	if err != nil {
+		return err
 	}
-	if err := Command(ctx, "dpkg-deb", "-x", debs[0], filepath.Join(tmp, "kernel")); err != nil {
+	if err := Command(ctx, "dpkg-deb", "-x", deb, filepath.Join(tmp, "kernel")); err != nil {
 		return err
 	}
 	// another may have been first
@@ -100,6 +92,27 @@ func fetchKernel(ctx context.Context, log io.Writer, metapackage, cache, dir str
 		return err
 	}
 	return nil
+}
+
+// download downloads the newest kernel of a metapackage into a directory and returns the path of
+// its package.
+func download(ctx context.Context, log io.Writer, metapackage, dir string) (string, error) {
+	pkg, err := newestKernel(ctx, metapackage)
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintln(log, "qemu: downloading", pkg, "(27 MB)")
+	if err := commandIn(ctx, dir, "apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", pkg); err != nil {
+		return "", err
+	}
+	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil {
+		return "", err
+	}
+	if len(debs) != 1 {
+		return "", fmt.Errorf("apt-get download %s left the packages %q, not one", pkg, debs)
+	}
+	return debs[0], nil
 }
 
 func newestKernel(ctx context.Context, metapackage string) (string, error) {
