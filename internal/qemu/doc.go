@@ -1,5 +1,6 @@
 // Package qemu has the parts of guests of QEMU: a kernel of Debian's, the format of the first
-// filesystem, and programs of this machine with their libraries. test/vm runs tests in such guests.
+// filesystem, and programs of this machine with their libraries. test/vm runs tests in such guests,
+// and the clusters of test/cluster have such guests as nodes.
 package qemu
 
 // Emulator is the program that runs guests, of Debian's package qemu-system-x86.
