@@ -61,8 +61,8 @@ func (c *Cluster) Kubeconfig(context.Context) ([]byte, error) {
 	return data, err
 }
 
-// Logs is provider.Provider's. Logs copies existing logs, also of a cluster that did not start. Of a
-// guest that is off there are those of its console.
+// Logs is provider.Provider's. Logs copies existing logs, also of a cluster that did not start. Of
+// a guest that is off there are those of its console.
 func (c *Cluster) Logs(ctx context.Context, dir string) error {
 	if _, err := os.Stat(c.dir); err != nil {
 		return fmt.Errorf("cluster %s is not there: %w", c.name, err)
@@ -86,7 +86,8 @@ func (c *Cluster) Logs(ctx context.Context, dir string) error {
 	return c.guestLogs(ctx, dir)
 }
 
-// guestLogs copies the logs of guests that run.
+// guestLogs copies the logs of guests that run. An error of a guest does not end the copies of the
+// others.
 func (c *Cluster) guestLogs(ctx context.Context, dir string) error {
 	all, err := c.Nodes()
 	if errors.Is(err, fs.ErrNotExist) { // the cluster did not start
@@ -94,37 +95,54 @@ func (c *Cluster) guestLogs(ctx context.Context, dir string) error {
 	} else if err != nil {
 		return err
 	}
+	var errs []error
 	for _, n := range all {
 		if _, err := c.init(n.Name); err != nil || !n.guest() {
 			continue
 		}
-		tmp, err := os.MkdirTemp("", "causeway-logs-")
-		if err != nil {
-			return err
-		}
-		defer os.RemoveAll(tmp)
-		err = n.copyOut(ctx, c.node(n.Name).dir, tmp, "log", "pods-log")
-		if err == nil {
-			err = copyLogs(filepath.Join(tmp, "log"), filepath.Join(dir, n.Name, "components"), true)
-		}
-		if err == nil {
-			err = copyLogs(filepath.Join(tmp, "pods-log"), filepath.Join(dir, n.Name, "pods"), true)
-		}
-		if err != nil {
-			return fmt.Errorf("logs of %s: %w", n.Name, err)
+		if err := n.guestLogs(ctx, filepath.Join(dir, n.Name)); err != nil {
+			errs = append(errs, fmt.Errorf("logs of %s: %w", n.Name, err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// copyOut copies directories in a directory of the node into a directory of this machine.
-func (n Node) copyOut(ctx context.Context, from, to string, names ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute) // the node may hang
-	defer cancel()
-	pack, err := n.Command(ctx, append([]string{"tar", "-C", from, "-c"}, names...)...)
+// guestLogs copies the logs of a guest.
+func (n Node) guestLogs(ctx context.Context, dir string) error {
+	tmp, err := os.MkdirTemp("", "causeway-logs-")
 	if err != nil {
 		return err
 	}
+	defer os.RemoveAll(tmp)
+	if err := n.copyOut(ctx, n.cluster.node(n.Name).dir, tmp, "log", "pods-log"); err != nil {
+		return err
+	}
+	return errors.Join(
+		copyLogs(filepath.Join(tmp, "log"), filepath.Join(dir, "components"), true),
+		copyLogs(filepath.Join(tmp, "pods-log"), filepath.Join(dir, "pods"), true),
+	)
+}
+
+// packScript packs directories ($@) in a directory ($0). BusyBox' tar skips a file that is deleted
+// before tar opens it, completes the archive, and exits with 1. The script tells this from the end
+// of the connection to a guest, after which the client of the command exits with 1 too.
+const packScript = `tar -C "$0" -c "$@" || test $? = 1`
+
+// copyOut copies directories in a directory of the node into a directory of this machine. Files may
+// be deleted meanwhile.
+func (n Node) copyOut(ctx context.Context, from, to string, names ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // the node may hang
+	defer cancel()
+	pack, err := n.Command(ctx, append([]string{"sh", "-c", packScript, from}, names...)...)
+	if err != nil {
+		return err
+	}
+	return unpack(ctx, pack, to)
+}
+
+// unpack unpacks the archive that a command writes. Errors: the command failed, or the archive ends
+// within a file.
+func unpack(ctx context.Context, pack *exec.Cmd, to string) (err error) {
 	unpack := exec.CommandContext(ctx, "tar", "-C", to, "-x")
 	if unpack.Stdin, err = pack.StdoutPipe(); err != nil {
 		return err
