@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/existing"
@@ -81,6 +82,7 @@ func execute(ctx context.Context, p provider.Provider, args []string) error {
 	if err != nil {
 		return err
 	}
+	var names []string
 	for _, n := range nodes {
 		if n.Name == args[0] {
 			cmd, err := n.Login(ctx, args[1:]...)
@@ -89,8 +91,9 @@ func execute(ctx context.Context, p provider.Provider, args []string) error {
 			}
 			return interactive(cmd)
 		}
+		names = append(names, n.Name)
 	}
-	return fmt.Errorf("there is no node %q: they are node-1 to node-%d", args[0], len(nodes))
+	return fmt.Errorf("there is no node %q: they are %s", args[0], strings.Join(names, ", "))
 }
 
 // interactive runs a command at the terminal of this process, with the same exit code.
