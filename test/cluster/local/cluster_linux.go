@@ -290,17 +290,11 @@ func copyFile(from, to string, mode fs.FileMode) error {
 
 // startNode starts a node, or starts it again, and plugs it into the bridge.
 func (c *Cluster) startNode(ctx context.Context, plane int, n node) error {
-	stale, err := filepath.Glob(c.node(n.Name).pid("*"))
-	if err != nil {
-		return err
-	}
-	for _, pid := range stale { // of a former life
-		if err := os.Remove(pid); err != nil {
-			return err
-		}
-	}
-	if n.guest() {
+	if n.guest() { // its PID files are on its own disk
 		return c.startGuest(ctx, plane, n)
+	}
+	if err := c.node(n.Name).removePIDs(); err != nil {
+		return err
 	}
 	if err := c.spawn(c.node(n.Name).of("init.log"), nodeRole, nil, n.Name); err != nil {
 		return err
@@ -310,6 +304,20 @@ func (c *Cluster) startNode(ctx context.Context, plane int, n node) error {
 		return err
 	}
 	return plug(ctx, plane, n.port, "eth0", n.hardware, i.pid)
+}
+
+// removePIDs removes the PID files of a node's former life. Other processes may have its PIDs now.
+func (f nodeFiles) removePIDs() error {
+	stale, err := filepath.Glob(f.pid("*"))
+	if err != nil {
+		return err
+	}
+	for _, pid := range stale {
+		if err := os.Remove(pid); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // connect plugs this machine into the bridge.

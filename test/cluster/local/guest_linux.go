@@ -90,8 +90,8 @@ func runGuest(ctx context.Context, f files, n node) error {
 	if err := writeSeed(f, own); err != nil {
 		return fmt.Errorf("seed: %w", err)
 	}
-	kernel, err := readGuestKernel(f, n)
-	if err != nil {
+	kernel := f.vmlinuz(n.kernel)
+	if _, err := os.Stat(kernel); err != nil {
 		return err
 	}
 	args := slices.Concat(qemu.Machine(), []string{
@@ -109,7 +109,8 @@ func runGuest(ctx context.Context, f files, n node) error {
 		disks = append(disks, [3]string{dataDisk, own.disk(), ""})
 	}
 	for _, d := range disks {
-		// Writes are in this machine's page cache, which outlives the guest: no need to wait for its disk.
+		// Writes are in this machine's page cache, which outlives the guest: no need to wait for
+		// this machine's disk.
 		args = append(args, "-drive", "format=raw,if=none,cache=unsafe,id="+d[0]+",file="+d[1]+d[2],
 			"-device", "virtio-blk-pci,drive="+d[0]+",serial="+d[0])
 	}
@@ -231,7 +232,8 @@ func bootGuest(ctx context.Context, f files, name string) error {
 	return runPrograms(ctx, f, s, n, "/", d)
 }
 
-// mountGuest loads modules, mounts the filesystems of a guest, and writes the files of the seed disk.
+// mountGuest loads modules, mounts the filesystems of a guest, and writes the files of the seed
+// disk.
 func mountGuest(own nodeFiles) error {
 	for _, m := range [][3]string{{"tmpfs", "/run", "mode=755"}, {"tmpfs", "/tmp", "mode=1777"},
 		{"tmpfs", "/dev/shm", "mode=1777"}, {"devpts", "/dev/pts", ""}, {"cgroup2", "/sys/fs/cgroup", ""}} {
@@ -249,6 +251,9 @@ func mountGuest(own nodeFiles) error {
 		return err
 	}
 	if err := mountAt(disks[stateDisk], own.dir, "ext4", ""); err != nil {
+		return err
+	}
+	if err := own.removePIDs(); err != nil {
 		return err
 	}
 	if err := errors.Join(readSeed(disks[seedDisk]), makeNodeDirs(own)); err != nil {

@@ -40,12 +40,6 @@ func (f files) system(kernel string) string  { return filepath.Join(f.dir, kerne
 func (f files) initrd(kernel string) string  { return filepath.Join(f.dir, kernel+".initrd") }
 func (f files) vmlinuz(kernel string) string { return filepath.Join(f.dir, kernel+".vmlinuz") }
 
-// readGuestKernel returns the path of the kernel of a guest.
-func readGuestKernel(f files, n node) (string, error) {
-	_, err := os.Stat(f.vmlinuz(n.kernel))
-	return f.vmlinuz(n.kernel), err
-}
-
 // guestKernels returns the packages of the kernels of guests.
 func guestKernels(versions []string) ([]string, error) {
 	if len(versions) > 0 && runtime.GOARCH != "amd64" {
