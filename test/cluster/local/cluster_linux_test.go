@@ -178,17 +178,7 @@ func TestACluster(t *testing.T) {
 			t.Errorf("it is %q, %v", now, err)
 		}
 	})
-	t.Run("a command ends with its context", func(t *testing.T) {
-		ctx, cancel := context.WithCancel(ctx)
-		time.AfterFunc(100*time.Millisecond, cancel)
-		n := nodes(t, c)[0]
-		if _, err := n.Run(ctx, "sleep", "1234"); err == nil {
-			t.Error("it has no error")
-		}
-		if out := on(t, n, "sh", "-c", "ps ax | grep '[s]leep 1234' || :"); out != "" {
-			t.Errorf("there is still: %s", out)
-		}
-	})
+	t.Run("a command ends with its context", func(t *testing.T) { checkCancel(t, nodes(t, c)[0]) })
 	t.Run("a program that is killed is back", func(t *testing.T) {
 		n := nodes(t, c)[0]
 		for _, program := range []string{"containerd", "kubelet", "kube-proxy"} {
@@ -263,7 +253,7 @@ func TestACluster(t *testing.T) {
 			t.Errorf("got %q, %v: want two disks, as one is held, and that device", left, err)
 		}
 	})
-	t.Run("what is left can be seen", func(t *testing.T) {
+	t.Run("the leftovers list each kind of object", func(t *testing.T) {
 		left, err := c.Leftovers()
 		if err != nil {
 			t.Fatal(err)
@@ -341,15 +331,22 @@ func killUp(t *testing.T, c *Cluster, o provider.Options, moment func(*Cluster) 
 	ended := make(chan struct{})
 	go func() { cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
-	for limit := time.After(3 * time.Minute); !moment(c); time.Sleep(time.Millisecond) {
-		select {
-		case <-ended:
-			t.Fatalf("it has ended before that: %s", &said)
-		case <-limit:
-			t.Fatal("that moment does not come")
-		default:
+	reach := func(limit time.Duration, moment func(*Cluster) bool) {
+		t.Helper()
+		for limit := time.After(limit); !moment(c); time.Sleep(time.Millisecond) {
+			select {
+			case <-ended:
+				t.Fatalf("it has ended before that: %s", &said)
+			case <-limit:
+				t.Fatal("that moment does not come")
+			default:
+			}
 		}
 	}
+	// Before up starts the plane, it builds the components and the disks of guests. On a fresh
+	// machine it also installs programs and fetches a kernel.
+	reach(20*time.Minute, func(c *Cluster) bool { return exists(c.planeLog()) })
+	reach(3*time.Minute, moment)
 	cmd.Process.Kill()
 	<-ended
 	if exists(c.up()) {

@@ -14,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/causeway-csi/causeway/test/cluster/internal/readiness"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
@@ -41,8 +43,8 @@ func TestKernelsOfGuests(t *testing.T) {
 	}
 }
 
-// TestGuests: guests are nodes like others. Up returns when pods on them have found the API server by
-// its name.
+// TestGuests: guests are nodes like others. Up returns when pods on them have found the API server
+// by its name.
 func TestGuests(t *testing.T) {
 	needsGuests(t)
 	c := cluster(t)
@@ -96,7 +98,7 @@ func TestGuests(t *testing.T) {
 		if p := slices.Sorted(strings.FieldsSeq(printed)); !slices.Equal(p, []string{"err", "out"}) {
 			t.Errorf("a command that fails: %v", err)
 		}
-		if _, err := first.Run(ctx, "no-such-program"); err == nil || !strings.Contains(err.Error(), "127") {
+		if _, err := first.Run(ctx, "no-such-program"); err == nil || !strings.Contains(err.Error(), "exit status 127") {
 			t.Errorf("a program that does not exist: %v", err)
 		}
 		cmd, err := first.Command(ctx, "cat")
@@ -108,20 +110,7 @@ func TestGuests(t *testing.T) {
 		if out, err := cmd.Output(); err != nil || !bytes.Equal(out, sent) {
 			t.Errorf("cat of %d bytes: %d bytes, %v", len(sent), len(out), err)
 		}
-		short, cancel := context.WithCancel(ctx)
-		time.AfterFunc(2*time.Second, cancel)
-		if _, err := first.Run(short, "sleep", "1234"); err == nil {
-			t.Error("a command outlives its context")
-		}
-		err = await(ctx, "the command to end", func() error {
-			if out := on(t, first, "sh", "-c", "ps | grep '[s]leep 1234' || :"); out != "" {
-				return errors.New(out)
-			}
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		checkCancel(t, first)
 	})
 	t.Run("listeners", func(t *testing.T) {
 		l, err := first.Listen(ctx, first.Address+":2222")
@@ -221,12 +210,7 @@ func TestGuests(t *testing.T) {
 		if err := second.Cut(ctx); err != nil {
 			t.Fatal(err)
 		}
-		err = await(ctx, "the node to be given up", func() error {
-			if readiness.Ready(ctx, client, second.Name) == nil {
-				return errors.New("it is ready")
-			}
-			return nil
-		})
+		err = await(ctx, "the node to be given up", func() error { return notReady(ctx, client, second.Name) })
 		if err != nil {
 			t.Error(err)
 		}
@@ -251,6 +235,7 @@ func TestGuests(t *testing.T) {
 		}
 		file := StorageDir + "/file"
 		on(t, first, "sh", "-c", "echo durable > "+file+" && sync "+file+" && echo lost > /run/file")
+		on(t, first, "sync", c.node(first.Name).pid("containerd"), c.node(first.Name).pid("kubelet"))
 		if err := first.PowerOff(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -262,6 +247,10 @@ func TestGuests(t *testing.T) {
 		}
 		if out := on(t, first, "sh", "-c", "cat "+file+"; test ! -e /run/file"); out != "durable\n" {
 			t.Errorf("the disk has %q", out)
+		}
+		// Commands come before the kubelet: a PID file of the former life would be there still.
+		if wrong := wrongPIDs(t, first); wrong != "" {
+			t.Errorf("PID files of the former life: %s", wrong)
 		}
 		err = await(ctx, "the node after its start", func() error {
 			is, err := client.CoreV1().Nodes().Get(ctx, first.Name, meta.GetOptions{})
@@ -277,7 +266,7 @@ func TestGuests(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("what is left can be seen", func(t *testing.T) {
+	t.Run("the leftovers list the processes of guests", func(t *testing.T) {
 		left, err := c.Leftovers()
 		if err != nil {
 			t.Fatal(err)
@@ -288,4 +277,64 @@ func TestGuests(t *testing.T) {
 			}
 		}
 	})
+}
+
+// checkCancel checks that a command on a node ends with its context.
+func checkCancel(t *testing.T, n Node) {
+	t.Helper()
+	running := func() string { return on(t, n, "sh", "-c", "ps ax | grep '[s]leep 1234' || :") }
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Run(ctx, "sleep", "1234")
+		ended <- err
+	}()
+	if err := await(ctx, "the command to start", func() error {
+		if running() == "" {
+			return errors.New("it does not run")
+		}
+		return nil
+	}); err != nil {
+		cancel()
+		t.Fatalf("%v; the command returned %v", err, <-ended)
+	}
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("a command whose context is canceled has no error")
+	}
+	if err := await(t.Context(), "the command to end", func() error {
+		if out := running(); out != "" {
+			return errors.New(out)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// notReady returns nil if the API server answers that a node is not ready.
+func notReady(ctx context.Context, client kubernetes.Interface, name string) error {
+	n, err := client.CoreV1().Nodes().Get(ctx, name, meta.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == core.NodeReady && c.Status != core.ConditionTrue {
+			return nil
+		}
+	}
+	return errors.New("it is ready")
+}
+
+// wrongPIDs returns the PID files of a node that name processes of other programs, or none. A file
+// may change while the script reads it.
+func wrongPIDs(t *testing.T, n Node) string {
+	t.Helper()
+	return on(t, n, "sh", "-c", `for program in containerd kubelet kube-proxy; do
+	file="$0/$program.pid"
+	pid=$(cat "$file" 2>/dev/null) || continue
+	is=$(cat "/proc/$pid/comm" 2>/dev/null)
+	test "$is" = "$program" || test "$(cat "$file" 2>/dev/null)" != "$pid" || echo "$program: process $pid is \"$is\""
+done`, n.cluster.node(n.Name).dir)
 }
