@@ -1,5 +1,6 @@
 // Package local runs a Kubernetes cluster on this machine, from programs that are built from their
-// modules: no image registry, no container engine, no virtual machines.
+// modules: no image registry, no container engine, and virtual machines only for nodes that are to
+// have a kernel of their own.
 //
 // A node is the namespaces (mount, PID, network, UTS, IPC) of one init process, which is this
 // program; the control plane is another's. The end of an init ends everything in its namespaces,
@@ -10,8 +11,8 @@
 //	                       bridge in the plane's network: etcd, API server, controllers
 //	                                              └── veth ── eth0 of node-2 ── pods 10.244.2.0/24
 //
-// A node can also be a guest of QEMU, with a kernel of its own. Its init process has the emulator as a
-// child, and a tap device instead of the veth.
+// A node can also be a guest of QEMU, with a kernel of its own. Its init process has the emulator
+// as a child, and a tap device instead of the veth.
 //
 // So there is nothing in this machine's own network but that veth, which goes with the plane. A
 // node sees this machine's programs and settings, read-only, its devices, and of its disks a

@@ -238,7 +238,8 @@ func (n Node) Listen(ctx context.Context, address string) (l net.Listener, err e
 	})
 }
 
-// enterNetwork calls use on a thread in the network of a process. Sockets that use makes stay there.
+// enterNetwork calls use on a thread in the network of a process. Sockets that use makes stay
+// there.
 func enterNetwork(pid int, use func() error) error {
 	network, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {

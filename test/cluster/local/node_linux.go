@@ -27,8 +27,8 @@ const nodePatience = 2 * time.Minute
 // StorageDir is where a node's data disk is mounted.
 const StorageDir = "/var/lib/causeway"
 
-// nodeDirs are the directories of a node's programs: where they are in the node's own directory, and
-// where the programs look for them.
+// nodeDirs are the directories of a node's programs: where they are in the node's own directory,
+// and where the programs look for them.
 var nodeDirs = map[string]string{
 	"kubelet": "/var/lib/kubelet", "containerd": "/var/lib/containerd", "cni": "/var/lib/cni", "storage": StorageDir,
 	"pods-log": "/var/log/pods", "containers-log": "/var/log/containers",
@@ -277,8 +277,8 @@ func joinNetwork(ctx context.Context, s spec, n node) error {
 	return hidePods(ctx, s)
 }
 
-// hidePods gives packets of pods for servers on this machine the node's address: this machine has no
-// route to pods.
+// hidePods gives packets of pods for servers on this machine the node's address: this machine has
+// no route to pods.
 func hidePods(ctx context.Context, s spec) error {
 	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(fmt.Sprintf(`table ip causeway-machine {
