@@ -67,15 +67,12 @@ func startRealm(dir string) (*Realm, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freePort(loopback)
 	if err != nil {
 		return nil, err
 	}
-	if err := l.Close(); err != nil {
-		return nil, err
-	}
 	r := &Realm{Name: realmName, Conf: filepath.Join(dir, "krb5.conf"), User: unix, Password: "se,cret", dir: dir,
-		address: l.Addr().String(), keytab: filepath.Join(dir, "keytab")}
+		address: net.JoinHostPort(loopback, strconv.Itoa(port)), keytab: filepath.Join(dir, "keytab")}
 	profile := filepath.Join(dir, "kdc.conf")
 	r.env = append(os.Environ(), "KRB5_CONFIG="+r.Conf, "KRB5_KDC_PROFILE="+profile)
 	for path, content := range map[string]string{

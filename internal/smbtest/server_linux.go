@@ -45,8 +45,11 @@ type Server struct {
 	conf  string
 	realm *Realm // nil: without Kerberos
 	mu    sync.Mutex
-	cmd   *exec.Cmd
+	cmd   *exec.Cmd     // nil until the first start
+	out   *bytes.Buffer // the output of cmd; complete when ended is closed
 	ended chan struct{}
+
+	patience time.Duration // limit of the time until smbd answers
 }
 
 // Installed reports whether the programs of a Server are installed: Debian's package samba.
@@ -95,18 +98,25 @@ func StartAt(dir, address string) (*Server, error) { return start(dir, address, 
 
 // start starts a Server that also accepts tickets of a realm, unless the realm is nil.
 func start(dir, address string, realm *Realm) (*Server, error) {
+	s, err := prepare(dir, address, realm)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Restart(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// prepare returns a Server that was never started, with its files in dir.
+func prepare(dir, address string, realm *Realm) (*Server, error) {
 	s := &Server{Dir: filepath.Join(dir, "shares"), Address: address, User: firstUser, Password: firstPassword,
-		conf: filepath.Join(dir, "smb.conf"), realm: realm}
+		conf: filepath.Join(dir, "smb.conf"), realm: realm, patience: 20 * time.Second}
 	unix, err := unixUser()
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
-	if err != nil {
-		return nil, err
-	}
-	s.Port = l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
+	if s.Port, err = freePort(address); err != nil {
 		return nil, err
 	}
 	for _, name := range []string{"private", "lock", "state", "cache", "pid", "ncalrpc", "log", "shares"} {
@@ -137,7 +147,7 @@ func start(dir, address string, realm *Realm) (*Server, error) {
 	if err := s.pdbedit(unix, "-a"); err != nil {
 		return nil, err
 	}
-	return s, s.Restart()
+	return s, nil
 }
 
 // unixUser returns the name of the user that owns the files of smbd.
@@ -228,8 +238,21 @@ func (s *Server) SetPassword(password string) error {
 	return nil
 }
 
-// Restart starts the server, which must not run, and waits until it accepts connections.
+// Restart starts the server, which must not run, and waits until it accepts connections. After an
+// error the server does not run.
 func (s *Server) Restart() error {
+	err := s.launch()
+	if err == nil {
+		err = s.await()
+	}
+	if err != nil {
+		return errors.Join(err, s.Close())
+	}
+	return nil
+}
+
+// launch starts smbd.
+func (s *Server) launch() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	path, err := find("smbd")
@@ -246,8 +269,8 @@ func (s *Server) Restart() error {
 	if _, err := cmd.StdinPipe(); err != nil { // open until Wait
 		return err
 	}
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	out := &bytes.Buffer{}
+	cmd.Stdout, cmd.Stderr = out, out
 	started, ended := make(chan error), make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // smbd ends with this thread
@@ -262,16 +285,23 @@ func (s *Server) Restart() error {
 	if err := <-started; err != nil {
 		return err
 	}
-	s.cmd, s.ended = cmd, ended
+	s.cmd, s.out, s.ended = cmd, out, ended
+	return nil
+}
+
+// await waits until the server accepts a session.
+func (s *Server) await() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	address := net.JoinHostPort(s.Address, strconv.Itoa(s.Port))
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(s.patience); ; time.Sleep(10 * time.Millisecond) {
 		err := s.logIn(address)
 		if err == nil {
 			return nil
 		}
 		select {
-		case <-ended:
-			return fmt.Errorf("smbd has ended: %s", out.Bytes())
+		case <-s.ended:
+			return fmt.Errorf("smbd has ended: %s", s.out.Bytes())
 		default:
 		}
 		if time.Now().After(deadline) {
@@ -310,10 +340,13 @@ func (s *Server) Kill() error {
 	return nil
 }
 
-// signal sends a signal to all processes of the server.
+// signal sends a signal to all processes of the server. Error: syscall.ESRCH if there are none.
 func (s *Server) signal(sig syscall.Signal) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.cmd == nil {
+		return syscall.ESRCH
+	}
 	return syscall.Kill(-s.cmd.Process.Pid, sig)
 }
 

@@ -1,6 +1,7 @@
 package smbtest
 
 import (
+	"errors"
 	"net"
 	"net/http/httptest"
 	"os/exec"
@@ -97,4 +98,72 @@ func TestAServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.Close()
+}
+
+// TestAServerThatDoesNotAnswerIsEnded: otherwise it would hold its port and its files.
+func TestAServerThatDoesNotAnswerIsEnded(t *testing.T) {
+	if !Installed() {
+		t.Skip("samba is not installed")
+	}
+	s, err := prepare(t.TempDir(), loopback, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	s.patience = 0 // smbd takes longer
+	if err := s.Restart(); err == nil || !strings.Contains(err.Error(), "does not answer") {
+		t.Fatalf("Restart: %v", err)
+	}
+	select {
+	case <-s.ended:
+	default:
+		t.Error("smbd runs after the error")
+	}
+}
+
+func TestAServerThatWasNeverStartedHasNoProcess(t *testing.T) {
+	var s Server
+	for name, do := range map[string]func() error{"Silence": s.Silence, "Resume": s.Resume, "Kill": s.Kill} {
+		if err := do(); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("%s: %v, want ESRCH", name, err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNoClientGetsThePortOfAServer: a client that got the port of a killed server would prevent its
+// restart.
+func TestNoClientGetsThePortOfAServer(t *testing.T) {
+	low, high, err := clientPorts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if low <= lowest && high == 1<<16-1 {
+		t.Skip("clients have all ports")
+	}
+	for range 10 {
+		port, err := freePort(loopback)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if port < lowest || port >= low && port <= high {
+			t.Errorf("port %d is below %d or a port of clients, from %d to %d", port, lowest, low, high)
+		}
+	}
+}
+
+func TestPortsOfServers(t *testing.T) {
+	for name, c := range map[string]struct{ low, high, first, last, count int }{
+		"Linux's range":             {32768, 60999, 10000, 65535, 22768 + 4536},
+		"all ports above the first": {10001, 65535, 10000, 10000, 1},
+		"clients have all ports":    {1024, 65535, 10000, 65535, 55536},
+	} {
+		ports := serverPorts(c.low, c.high)
+		if ports[0] != c.first || ports[len(ports)-1] != c.last || len(ports) != c.count {
+			t.Errorf("%s: %d ports from %d to %d, want %d from %d to %d", name, len(ports), ports[0],
+				ports[len(ports)-1], c.count, c.first, c.last)
+		}
+	}
 }
