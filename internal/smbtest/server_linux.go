@@ -3,6 +3,7 @@ package smbtest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -323,6 +324,26 @@ func (s *Server) logIn(address string) error {
 	session = session.WithContext(ctx)
 	_, err = session.Mount(Share)
 	return errors.Join(err, session.Logoff())
+}
+
+// Sessions returns the number of sessions that the server has. It needs Samba 4.17, whose smbstatus
+// prints JSON.
+func (s *Server) Sessions() (int, error) {
+	path, err := find("smbstatus")
+	if err != nil {
+		return 0, err
+	}
+	out, err := exec.Command(path, "-s", s.conf, "--processes", "--json").CombinedOutput()
+	if err != nil {
+		return 0, fmt.Errorf("smbstatus: %w: %s", err, bytes.TrimSpace(out))
+	}
+	var status struct {
+		Sessions map[string]any `json:"sessions"` // by their IDs
+	}
+	if err := json.Unmarshal(out, &status); err != nil {
+		return 0, fmt.Errorf("smbstatus: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return len(status.Sessions), nil
 }
 
 // Silence stops the server: connections stay open, and nothing answers.

@@ -1,6 +1,7 @@
 package smbtest
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/http/httptest"
@@ -11,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	smb2 "github.com/cloudsoda/go-smb2"
 )
 
 // list lists a share with smbclient, or returns its output as an error.
@@ -166,4 +169,29 @@ func TestPortsOfServers(t *testing.T) {
 				ports[len(ports)-1], c.count, c.first, c.last)
 		}
 	}
+}
+
+func TestSessions(t *testing.T) {
+	s := Serve(t)
+	sessions := func(want int) {
+		t.Helper()
+		if n, err := s.Sessions(); n != want || err != nil {
+			t.Errorf("%d sessions, want %d: %v", n, want, err)
+		}
+	}
+	sessions(0)
+	var last *smb2.Session
+	for range 3 {
+		d := smb2.Dialer{Initiator: &smb2.NTLMInitiator{User: s.User, Password: s.Password}}
+		session, err := d.Dial(context.Background(), net.JoinHostPort(s.Address, strconv.Itoa(s.Port)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = session
+	}
+	sessions(3)
+	if err := last.Logoff(); err != nil {
+		t.Fatal(err)
+	}
+	sessions(2)
 }
