@@ -1,6 +1,6 @@
 // Command bench-smb measures the controller of shares with a private SMB server: volumes that many
-// callers create, list and delete, its connections and memory, and the time until another controller
-// serves after the death of the first.
+// callers create, list and delete, its connections, sessions and memory, and the time until another
+// controller serves after the death of the first.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -83,33 +84,10 @@ func (b *bench) run(ctx context.Context) error {
 	}
 	defer first.end()
 	fmt.Printf("%d volumes, %d callers, one machine, one run\n", b.volumes, b.callers)
-	ids := make([]string, b.volumes)
-	created, err := b.each(b.volumes, func(i int) (err error) {
-		ids[i], err = b.create(ctx, first, fmt.Sprint("pvc-", i))
-		return err
-	})
+	ids, err := b.fill(ctx, first)
 	if err != nil {
 		return err
 	}
-	figures.Row("CreateVolume", created.PerSecond(), "/s")
-	figures.Row("CreateVolume, median", figures.Micro(created.Quantile(.5))/1000, "ms")
-	figures.Row("CreateVolume, 99 %", figures.Micro(created.Quantile(.99))/1000, "ms")
-	connections, err := b.connections()
-	if err != nil {
-		return err
-	}
-	figures.Row("connections with the server", float64(connections), "")
-	figures.Row("memory (RSS)", float64(figures.Status(first.cmd.Process.Pid, "VmRSS"))/1024, "MiB")
-	begin := time.Now()
-	listed, err := list(ctx, first)
-	if err != nil {
-		return err
-	}
-	if listed != b.volumes {
-		return fmt.Errorf("%d volumes are listed, want %d", listed, b.volumes)
-	}
-	figures.Row("ListVolumes, all, in pages of 500", time.Since(begin).Seconds(), "s")
-	figures.Row("peak of memory (RSS)", float64(figures.Status(first.cmd.Process.Pid, "VmHWM"))/1024, "MiB")
 	second, err := b.start(ctx, "second")
 	if err != nil {
 		return err
@@ -127,6 +105,36 @@ func (b *bench) run(ctx context.Context) error {
 	}
 	figures.Row("DeleteVolume", deleted.PerSecond(), "/s")
 	return nil
+}
+
+// fill creates and lists the volumes. It returns their IDs.
+func (b *bench) fill(ctx context.Context, c *controller) ([]string, error) {
+	ids := make([]string, b.volumes)
+	created, err := b.each(b.volumes, func(i int) (err error) {
+		ids[i], err = b.create(ctx, c, fmt.Sprint("pvc-", i))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	figures.Row("CreateVolume", created.PerSecond(), "/s")
+	figures.Row("CreateVolume, median", figures.Micro(created.Quantile(.5))/1000, "ms")
+	figures.Row("CreateVolume, 99 %", figures.Micro(created.Quantile(.99))/1000, "ms")
+	if err := b.printConnections(); err != nil {
+		return nil, err
+	}
+	figures.Row("memory (RSS)", float64(figures.Status(c.cmd.Process.Pid, "VmRSS"))/1024, "MiB")
+	begin := time.Now()
+	listed, err := list(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if listed != b.volumes {
+		return nil, fmt.Errorf("%d volumes are listed, want %d", listed, b.volumes)
+	}
+	figures.Row("ListVolumes, all, in pages of 500", time.Since(begin).Seconds(), "s")
+	figures.Row("peak of memory (RSS)", float64(figures.Status(c.cmd.Process.Pid, "VmHWM"))/1024, "MiB")
+	return ids, nil
 }
 
 // each makes calls from 0 to n by all callers.
@@ -157,42 +165,51 @@ func (b *bench) each(n int, call func(i int) error) (figures.Sample, error) {
 // failOver kills the first controller while it creates volumes, and creates them with the second. A
 // volume whose marker the first has left is busy until the marker is old.
 func (b *bench) failOver(ctx context.Context, first, second *controller) error {
+	names, died, err := b.killBusy(ctx, first)
+	if err != nil {
+		return err
+	}
+	if _, err := b.create(ctx, second, "after"); err != nil {
+		return fmt.Errorf("the second controller: %w", err)
+	}
+	figures.Row("first volume of another controller after the death of the first", time.Since(died).Seconds(), "s")
+	if _, err := b.each(len(names), func(i int) error { return b.createAgain(ctx, second, names[i]) }); err != nil {
+		return err
+	}
+	figures.Row(fmt.Sprintf("the last of %d volumes that the first was creating is complete", len(names)),
+		time.Since(died).Seconds(), "s")
+	return nil
+}
+
+// killBusy kills a controller while it creates volumes. It returns their names, one of each caller:
+// each creation has failed at an unknown step. A volume may have its directory, or a marker alone.
+func (b *bench) killBusy(ctx context.Context, c *controller) (names []string, died time.Time, err error) {
+	names = make([]string, b.copies)
+	errs := make([]error, b.copies)
+	var killed atomic.Bool
 	var group sync.WaitGroup
 	for i := range b.copies {
 		group.Go(func() {
-			for n := 0; ; n++ { // until the controller is dead
-				if _, err := b.create(ctx, first, fmt.Sprint("dead-", i, "-", n)); err != nil {
+			for n := 0; ; n++ {
+				names[i] = fmt.Sprint("dead-", i, "-", n)
+				if _, err := b.create(ctx, c, names[i]); err != nil {
+					if !killed.Load() {
+						errs[i] = fmt.Errorf("volume %q, before the kill: %w", names[i], err)
+					}
 					return
 				}
 			}
 		})
 	}
 	time.Sleep(500 * time.Millisecond)
-	if err := first.cmd.Process.Kill(); err != nil {
-		return err
+	killed.Store(true)
+	err = c.cmd.Process.Kill()
+	died = time.Now()
+	if err != nil {
+		c.conn.Close() // ends the callers
 	}
-	died := time.Now()
 	group.Wait()
-	if _, err := b.create(ctx, second, "after"); err != nil {
-		return fmt.Errorf("the second controller: %w", err)
-	}
-	figures.Row("first volume of another controller after the death of the first", time.Since(died).Seconds(), "s")
-	var names []string // the volumes that the first was creating, and some that it had created
-	for i := range b.copies {
-		for n := 0; ; n++ {
-			name := fmt.Sprint("dead-", i, "-", n)
-			if _, err := os.Stat(filepath.Join(b.server.Dir, smbtest.Share, name)); err != nil {
-				break
-			}
-			names = append(names, name)
-		}
-	}
-	if _, err := b.each(len(names), func(i int) error { return b.createAgain(ctx, second, names[i]) }); err != nil {
-		return err
-	}
-	figures.Row(fmt.Sprintf("the last of %d volumes of the first is complete", len(names)),
-		time.Since(died).Seconds(), "s")
-	return nil
+	return names, died, errors.Join(append(errs, err)...)
 }
 
 // createAgain repeats the creation of a volume as the provisioner does.
@@ -235,14 +252,20 @@ func list(ctx context.Context, c *controller) (n int, err error) {
 	}
 }
 
-// connections returns the number of connections that the server has.
-func (b *bench) connections() (n int, err error) {
+// printConnections prints the numbers of connections and sessions that the server has.
+func (b *bench) printConnections() error {
 	ports := fmt.Sprintf("( sport = :%d )", b.server.Port)
 	out, err := exec.Command("ss", "-Htn", "state", "established", ports).Output()
 	if err != nil {
-		return 0, fmt.Errorf("ss: %w", err)
+		return fmt.Errorf("ss: %w", err)
 	}
-	return strings.Count(string(out), "\n"), nil
+	figures.Row("connections with the server", float64(strings.Count(string(out), "\n")), "")
+	sessions, err := b.server.Sessions()
+	if err != nil {
+		return err
+	}
+	figures.Row("sessions with the server", float64(sessions), "")
+	return nil
 }
 
 // controller is a driver's process with --mode=controller.
