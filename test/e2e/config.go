@@ -30,7 +30,7 @@ type cluster struct {
 	// Guests are the kernels of the nodes for the suite's pods, which are guests of QEMU. One
 	// ordinary node is beside them, for the controllers.
 	Guests []string `json:"guests"`
-	// Shares is that there is an SMB server, whose share the chart has: test/cluster/shares.
+	// Shares requests an SMB server, whose share is in the values of the chart: test/cluster/shares.
 	Shares bool `json:"shares"`
 }
 
@@ -39,7 +39,7 @@ const clusterFile = "cluster.yaml"
 
 // expected is the expected result of a run: expected.yaml.
 type expected struct {
-	// unlisted is that there is no expected.yaml: the suite may skip any spec.
+	// unlisted is true if the run has no expected.yaml: the suite may skip any spec.
 	unlisted bool
 	// Floor is the number of specs that pass at least in a full run. Specs that the suite skips for
 	// something that the cluster lacks are subtracted.
