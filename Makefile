@@ -72,7 +72,7 @@ e2e-smb-smoke: ## run a part of e2e-smb
 test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail under pods that write, on two guests (30 minutes)
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 90m -v ./outages/...
-test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas (5 minutes)
+test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas (3 minutes)
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./quotas
 conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)

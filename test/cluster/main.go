@@ -76,7 +76,7 @@ func main() {
 	}
 }
 
-// exitError is that a command has ended with a code of its own, and has said why.
+// exitError is the exit code of a command that has printed its own error.
 type exitError struct{ code int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
