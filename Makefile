@@ -69,7 +69,7 @@ e2e-smb: ## run all of Kubernetes' storage specs for volumes on a share, on two 
 	$(GO) -C test/e2e run . --kinds=smb --full --procs=4 $(E2E)
 e2e-smb-smoke: ## run a part of e2e-smb
 	$(GO) -C test/e2e run . --kinds=smb --procs=4 $(E2E)
-test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail under pods that write, on two guests (30 minutes)
+test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail under pods that write, on two guests (25 minutes)
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 90m -v ./outages
 test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas (3 minutes)
