@@ -65,7 +65,7 @@ e2e: ## run one spec of each of Kubernetes' storage suites, for directories and 
 	$(GO) -C test/e2e run . $(E2E)
 e2e-full: ## run all of Kubernetes' storage specs
 	$(GO) -C test/e2e run . --full $(E2E)
-e2e-smb: ## run all of Kubernetes' storage specs for volumes on a share, on two guests (over an hour; E2E=--runs=3): docs/contributing/e2e.md
+e2e-smb: ## run all of Kubernetes' storage specs for volumes on a share, on two guests (30 minutes; three runs with E2E=--runs=3): docs/contributing/e2e.md
 	$(GO) -C test/e2e run . --kinds=smb --full --procs=4 $(E2E)
 e2e-smb-smoke: ## run a part of e2e-smb
 	$(GO) -C test/e2e run . --kinds=smb --procs=4 $(E2E)

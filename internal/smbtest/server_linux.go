@@ -53,6 +53,9 @@ type Server struct {
 	patience time.Duration // limit of the time until smbd answers
 }
 
+// Source returns the source of volumes in the directory Share, as in the parameter "source".
+func (s *Server) Source() string { return fmt.Sprintf("//%s:%d/%s", s.Address, s.Port, Share) }
+
 // Installed reports whether the programs of a Server are installed: Debian's package samba.
 func Installed() bool {
 	_, smbd := find("smbd")

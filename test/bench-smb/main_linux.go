@@ -30,9 +30,9 @@ type options struct{ volumes, callers, copies int }
 
 func main() {
 	var o options
-	flag.IntVar(&o.volumes, "volumes", 2000, "how many volumes are created")
-	flag.IntVar(&o.callers, "callers", 16, "how many calls are made at the same time")
-	flag.IntVar(&o.copies, "copies", 16, "how many volumes are being created when the first controller dies")
+	flag.IntVar(&o.volumes, "volumes", 2000, "number of volumes")
+	flag.IntVar(&o.callers, "callers", 16, "number of calls at the same time")
+	flag.IntVar(&o.copies, "copies", 16, "number of volumes that the first controller is creating when it dies")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -44,7 +44,7 @@ func main() {
 
 func run(ctx context.Context, o options) (err error) {
 	if o.volumes < 1 || o.callers < 1 || o.copies < 1 {
-		return errors.New("-volumes, -callers and -copies are at least 1")
+		return errors.New("-volumes, -callers and -copies must be at least 1")
 	}
 	if !smbtest.Installed() {
 		return errors.New("samba is not installed")
@@ -222,15 +222,11 @@ func (b *bench) createAgain(ctx context.Context, c *controller, name string) err
 	}
 }
 
-func (b *bench) source() string {
-	return fmt.Sprintf("//%s:%d/%s", b.server.Address, b.server.Port, smbtest.Share)
-}
-
 // create returns the ID of a new volume.
 func (b *bench) create(ctx context.Context, c *controller, name string) (string, error) {
 	r, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name,
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30},
-		Parameters:    map[string]string{"source": b.source()},
+		Parameters:    map[string]string{"source": b.server.Source()},
 		VolumeCapabilities: []*csi.VolumeCapability{{
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
@@ -282,7 +278,7 @@ func (b *bench) start(ctx context.Context, name string) (*controller, error) {
 	if err := os.MkdirAll(credentials, 0o700); err != nil {
 		return nil, err
 	}
-	shares := fmt.Sprintf("shares:\n- {source: %q, credentials: %q}\n", b.source(), credentials)
+	shares := fmt.Sprintf("shares:\n- {source: %q, credentials: %q}\n", b.server.Source(), credentials)
 	for file, content := range map[string]string{
 		filepath.Join(credentials, "username"): b.server.User,
 		filepath.Join(credentials, "password"): b.server.Password,

@@ -232,10 +232,11 @@ func (n Node) Listen(ctx context.Context, address string) (l net.Listener, err e
 	if err != nil {
 		return nil, err
 	}
-	return l, enterNetwork(i.pid, func() (err error) {
+	err = enterNetwork(i.pid, func() (err error) {
 		l, err = net.Listen("tcp", address)
 		return err
 	})
+	return l, err
 }
 
 // enterNetwork calls use on a thread in the network of a process. Sockets that use makes stay

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,14 +27,7 @@ func (s *scene) failOver() {
 	var objects, names []string
 	for i := range claims {
 		names = append(names, fmt.Sprint("failover-", i))
-		objects = append(objects, fmt.Sprintf(`apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: %s, labels: {test: failover}}
-spec:
-  accessModes: [ReadWriteMany]
-  storageClassName: %s
-  resources: {requests: {storage: 1Gi}}
-`, names[i], shares.Class))
+		objects = append(objects, claim(names[i], shares.Class))
 	}
 	s.must(kube.Apply(s.anyhow(), strings.Join(objects, "---\n"), "--namespace="+namespace))
 	s.until("the leader to create volumes", func() error {
@@ -52,7 +46,8 @@ spec:
 		s.on(ordinary, "ctr -n k8s.io tasks kill -s SIGKILL "+strings.TrimPrefix(id, "containerd://"))
 	}
 	died := time.Now()
-	if bound := s.kubectl("get", "pvc", "-l", "test=failover", "-o", "jsonpath={.items[*].spec.volumeName}"); bound != "" {
+	get := slices.Concat([]string{"get", "pvc", "-o", "jsonpath={.items[*].spec.volumeName}"}, names)
+	if bound := s.kubectl(get...); bound != "" {
 		s.Errorf("volumes exist although the server is frozen: %s", bound)
 	}
 	resume()
@@ -66,7 +61,7 @@ spec:
 	release()
 	volumes := s.bound(names)
 	s.Logf("%d claims are bound %.1f s after the leader's death", claims, time.Since(died).Seconds())
-	s.kubectl("delete", "pvc", "-l", "test=failover", "--timeout="+livetest.Patience.String())
+	s.kubectl(append([]string{"delete", "pvc", "--timeout=" + livetest.Patience.String()}, names...)...)
 	s.until("no directories of the claims", func() error {
 		for _, volume := range volumes {
 			if _, err := os.Stat(filepath.Join(shares.Directory(s.server), volume)); !os.IsNotExist(err) {

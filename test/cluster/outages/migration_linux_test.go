@@ -49,7 +49,7 @@ apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: %[3]s, namespace: %[2]s}
 spec: {accessModes: [ReadWriteMany], storageClassName: smb, volumeName: %[1]s, resources: {requests: {storage: 1Gi}}}
-`, volume, namespace, w.claim, shares.Source(s.server), shares.NodesSecret, install.Namespace)))
+`, volume, namespace, w.claim, s.server.Source(), shares.NodesSecret, install.Namespace)))
 		moved = append(moved, w)
 	}
 	s.must(kube.Apply(s.anyhow(), fmt.Sprintf(`apiVersion: apps/v1

@@ -45,7 +45,7 @@ func TestOutages(t *testing.T) {
 		}
 	}
 	for _, o := range outages {
-		t.Run(o.name, func(t *testing.T) { s.with(t).lives(o) })
+		t.Run(o.name, func(t *testing.T) { s.with(t).survive(o) })
 	}
 	t.Run("the controller's leader dies", func(t *testing.T) { s.with(t).failOver() })
 	t.Run("the password changes", func(t *testing.T) { s.with(t).password() })
@@ -83,8 +83,9 @@ var outages = []outage{
 	{name: "the driver is upgraded and rolled back", of: (*scene).upgrade},
 }
 
-// lives checks that each writer goes on after an outage, in the same pod, with all of its records.
-func (s *scene) lives(o outage) {
+// survive causes an outage. Each writer must then continue in the same pod, and all of its durable
+// records must exist.
+func (s *scene) survive(o outage) {
 	begin := time.Now()
 	o.of(s)
 	end := time.Now()
@@ -166,7 +167,7 @@ func (s *scene) cut() {
 func (s *scene) killDriver() {
 	before := s.nodePods()
 	for _, n := range guests {
-		// The helpers of the driver have the same name. Their parent is no shim of containerd.
+		// Helper processes have the name of the driver too. Their parent is the driver.
 		s.on(n, `for p in $(pidof driver); do read -r _ _ _ parent _ </proc/$p/stat
 			case $(cat /proc/$parent/comm) in containerd-shim*) kill -9 $p;; esac; done`)
 	}
@@ -286,27 +287,20 @@ func (s *scene) publishes(n local.Node) int {
 func (s *scene) recreate() {
 	for _, n := range guests {
 		name := "recreated-" + n.Name
-		pod := fmt.Sprintf(`apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: %[1]s}
-spec:
-  accessModes: [ReadWriteMany]
-  storageClassName: %[2]s
-  resources: {requests: {storage: 1Gi}}
----
+		pod := claim(name, shares.Class) + fmt.Sprintf(`---
 apiVersion: v1
 kind: Pod
 metadata: {name: %[1]s}
 spec:
-  nodeSelector: {kubernetes.io/hostname: %[3]s}
+  nodeSelector: {kubernetes.io/hostname: %[2]s}
   terminationGracePeriodSeconds: 1
   containers:
   - name: shell
-    image: %[4]s
+    image: %[3]s
     command: [sleep, "100000"]
     volumeMounts: [{name: volume, mountPath: /volume}]
   volumes: [{name: volume, persistentVolumeClaim: {claimName: %[1]s}}]
-`, name, shares.Class, n.Name, testimages.Busybox)
+`, name, n.Name, testimages.Busybox)
 		ready := func() {
 			s.must(kube.Apply(s.anyhow(), pod, "--namespace="+namespace))
 			s.until(name, func() error {

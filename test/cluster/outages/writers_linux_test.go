@@ -65,32 +65,37 @@ func (s *scene) loadWriter() {
 	s.must(cluster.Load(s.Context(), tar))
 }
 
+// claim returns a claim of a volume that many pods can write to.
+func claim(name, class string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %s}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: %s
+  resources: {requests: {storage: 1Gi}}
+`, name, class)
+}
+
 // begin creates the writer's claim and pod.
 func (s *scene) begin(w *writer) {
 	s.Helper()
-	s.must(kube.Apply(s.anyhow(), fmt.Sprintf(`apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: %[5]s}
-spec:
-  accessModes: [ReadWriteMany]
-  storageClassName: %[2]s
-  resources: {requests: {storage: 1Gi}}
----
+	s.must(kube.Apply(s.anyhow(), claim(w.claim, w.class)+fmt.Sprintf(`---
 apiVersion: v1
 kind: Pod
 metadata: {name: %[1]s}
 spec:
-  nodeSelector: {kubernetes.io/hostname: %[3]s}
+  nodeSelector: {kubernetes.io/hostname: %[2]s}
   terminationGracePeriodSeconds: 1
   containers:
   - name: writer
-    image: %[4]s
+    image: %[3]s
     args: [/volume/records, /logs/%[1]s]
     volumeMounts: [{name: volume, mountPath: /volume}, {name: logs, mountPath: /logs}]
   volumes:
-  - {name: volume, persistentVolumeClaim: {claimName: %[5]s}}
-  - {name: logs, hostPath: {path: %[6]s, type: DirectoryOrCreate}}
-`, w.name, w.class, w.node.Name, image, w.claim, logs), "--namespace="+namespace))
+  - {name: volume, persistentVolumeClaim: {claimName: %[4]s}}
+  - {name: logs, hostPath: {path: %[5]s, type: DirectoryOrCreate}}
+`, w.name, w.node.Name, image, w.claim, logs), "--namespace="+namespace))
 	s.await(w)
 }
 

@@ -45,11 +45,6 @@ func Serve(c *local.Cluster, dir string) (*smbtest.Server, error) {
 	return smbtest.StartAt(dir, address)
 }
 
-// Source returns the source of the volumes.
-func Source(s *smbtest.Server) string {
-	return fmt.Sprintf("//%s:%d/%s", s.Address, s.Port, smbtest.Share)
-}
-
 // Directory returns the directory of this machine that is the source of the volumes.
 func Directory(s *smbtest.Server) string { return filepath.Join(s.Dir, smbtest.Share) }
 
@@ -82,20 +77,20 @@ func Install(ctx context.Context, c *local.Cluster, k kubectl.Kubectl, s *smbtes
 	if err := images.Load(ctx, log, c); err != nil {
 		return err
 	}
-	return Upgrade(ctx, k, images, s, log, args...)
+	return upgrade(ctx, k, images, s, log, args...)
 }
 
-// Upgrade installs or upgrades the chart, for images that the nodes have.
-func Upgrade(ctx context.Context, k kubectl.Kubectl, images install.Images, s *smbtest.Server, log io.Writer,
+// upgrade installs or upgrades the chart, for images that the nodes have.
+func upgrade(ctx context.Context, k kubectl.Kubectl, images install.Images, s *smbtest.Server, log io.Writer,
 	args ...string) error {
 	helm, err := install.NewHelm(ctx, log, k)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(log, "shares: installing charts/causeway with", Source(s))
-	set := []string{"smb.shares.private.source=" + Source(s)}
+	fmt.Fprintln(log, "shares: installing charts/causeway with", s.Source())
+	set := []string{"smb.shares.private.source=" + s.Source()}
 	for _, class := range []string{Class, WaitClass} {
-		set = append(set, "smb.storageClasses."+class+".source="+Source(s))
+		set = append(set, "smb.storageClasses."+class+".source="+s.Source())
 	}
 	_, err = helm.Upgrade(ctx, chart.Directory(), images, append([]string{"--install", "--timeout=300s",
 		"--values=" + filepath.Join(chart.Sources(), "test", "cluster", "shares", "values.yaml"),

@@ -134,7 +134,7 @@ func (t Tests) enter(dir string) error {
 	return nil
 }
 
-// Patience is the limit for an expected event. It is no measure: guests are slow.
+// Patience limits the wait for an event. It is long because guests are slow.
 const Patience = 6 * time.Minute
 
 // Until waits for an event: until so returns nil. After Patience the test fails.
