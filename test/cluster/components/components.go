@@ -45,7 +45,7 @@ var table = map[string]component{
 	"kube-scheduler":          {"kube", "k8s.io/kubernetes/cmd/kube-scheduler", kubeVersion},
 	"kubectl":                 {"kube", "k8s.io/kubernetes/cmd/kubectl", kubeVersion},
 	"kubelet":                 {"kube", "k8s.io/kubernetes/cmd/kubelet", kubeVersion},
-	"kwok":                    {"kwok", "sigs.k8s.io/kwok/cmd/kwok", nil},
+	"kwok":                    {"kwok", ".", nil},
 	"loopback":                {"node", "github.com/containernetworking/plugins/plugins/main/loopback", nil},
 	"pause":                   {"pause", ".", nil},
 	"ptp":                     {"node", "github.com/containernetworking/plugins/plugins/main/ptp", nil},
