@@ -182,7 +182,7 @@ func (m *machine) hasNoSecrets(secrets ...string) {
 func TestSanity(t *testing.T) {
 	var w *world
 	dir := newKubelet(t)
-	var m mounter.Mounter = mounter.NewFake(dir)
+	name, m := "shares, fake mounter", mounter.Mounter(mounter.NewFake(dir))
 	if server := smbtest.FromEnvironment(); server != nil {
 		w = newRemoteWorld(t, server, "sanity")
 		host, err := mounter.New(dir, dir+".frozen")
@@ -190,7 +190,7 @@ func TestSanity(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer os.RemoveAll(dir + ".frozen")
-		m = host
+		name, m = "shares, real mounts", host
 	} else {
 		w = newWorld(t, smbtest.Serve(t), smbtest.Share)
 	}
@@ -203,7 +203,7 @@ func TestSanity(t *testing.T) {
 	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sized.Answers))
 	config.TestVolumeParameters = map[string]string{sourceKey: w.source()}
 	config.TestVolumeMutableParameters = map[string]string{onDeleteKey: deleteData}
-	sanity.GinkgoTest(&config)
+	ginkgo.Describe(name, func() { sanity.GinkgoTest(&config) })
 
 	passed, skipped := 0, map[string]int{}
 	ginkgo.ReportAfterSuite("specs that ran", func(report types.Report) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -40,6 +41,8 @@ type Run struct {
 	Passed  int            `json:"passed"`
 	Failed  int            `json:"failed"`
 	Skipped map[string]int `json:"skipped,omitempty"` // how many, by the reason
+	// SpecSeconds is the wall time of each spec of the external-storage suite that passed, by name.
+	SpecSeconds map[string]float64 `json:"specSeconds,omitempty"`
 	// Tests are the tests that did not pass, by name, with their messages.
 	Tests map[string]string `json:"tests,omitempty"`
 	// Problems are the problems of the run as a whole. A good run has none.
@@ -82,8 +85,6 @@ var notRun = []Run{
 		NotRun: "the driver has no mounter for Windows yet"},
 	{Suite: "external-storage", Backend: "hostpath", OS: "windows", Configuration: "directory",
 		NotRun: "the driver has no mounter for Windows yet, and here is no Windows machine"},
-	{Suite: "csi-sanity", Backend: "smb", OS: "linux", Configuration: "process",
-		NotRun: "by this report: 84 specs pass in make test, and with the kernel's mounts in make test-vm"},
 	{Suite: "external-storage", Backend: "smb", OS: "linux", Configuration: "share",
 		NotRun: "make conformance does not run make e2e-smb; --storage=DIR adds its results"},
 }
@@ -108,7 +109,7 @@ func storage(runs []result.Result) Run {
 			cmp.Or(kind, "share"), r.Scope, r.Nodes, r.Provider, r.Procs),
 		Commit: r.Versions["driver"], Times: len(runs),
 		Seconds:    median(runs, func(r result.Result) float64 { return r.Seconds }),
-		CPUSeconds: median(runs, func(r result.Result) float64 { return r.CPU.Machine }),
+		CPUSeconds: median(runs, func(r result.Result) float64 { return r.CPU.Machine }), SpecSeconds: map[string]float64{},
 	}
 	if run.Commit == "" || run.Commit == "unknown" || strings.HasSuffix(run.Commit, "-dirty") {
 		run.Problems = append(run.Problems,
@@ -151,6 +152,7 @@ func (r *Run) count(name string, all []result.Spec, runs int) {
 		r.fail(name, fmt.Sprintf("it %s in %d of %d runs", s.State, same, runs))
 	case s.State == result.Passed:
 		r.Passed++
+		r.SpecSeconds[name] = math.Round(10*median(all, func(s result.Spec) float64 { return s.Seconds })) / 10
 	case s.State == result.Skipped:
 		r.skip(name, cmp.Or(s.Reason, s.Message))
 	case s.State == result.LeftOut:
@@ -159,24 +161,47 @@ func (r *Run) count(name string, all []result.Spec, runs int) {
 }
 
 // median is that of a measure; of an even number, the upper.
-func median(runs []result.Result, of func(result.Result) float64) float64 {
+func median[T any](measured []T, of func(T) float64) float64 {
 	var all []float64
-	for _, r := range runs {
-		all = append(all, of(r))
+	for _, m := range measured {
+		all = append(all, of(m))
 	}
 	slices.Sort(all)
 	return all[len(all)/2]
 }
 
-// missing returns those of the configurations for which there are no results.
-func missing(results []result.Result) error {
-	var errs []error
-	for _, name := range []string{"hostpath-directory", "hostpath-image"} {
-		if !slices.ContainsFunc(results, func(r result.Result) bool { return r.Configuration == name }) {
-			errs = append(errs, fmt.Errorf("there is no result of %s", name))
+// earlier returns the runs of the external-storage suite in a former report of configurations that
+// have no new run. Errors: they are of another version of Kubernetes or of the suite; a configuration
+// has no run in either.
+func (r Report) earlier(former Report) (kept []Run, err error) {
+	has := func(runs []Run, backend, kind string) bool {
+		return slices.ContainsFunc(runs, func(run Run) bool { return run.is(backend, kind) })
+	}
+	for _, run := range former.Runs {
+		kind, _, _ := strings.Cut(run.Configuration, ",")
+		if run.Suite != "external-storage" || run.NotRun != "" || has(r.Runs, run.Backend, kind) {
+			continue
+		}
+		for _, name := range []string{"kubernetes", "suite"} {
+			if now, ok := r.Versions[name]; ok && now != former.Versions[name] {
+				err = errors.Join(err, fmt.Errorf("the last run of %s, %s is of %s %s, and not of %s: run it again",
+					run.Backend, kind, name, former.Versions[name], now))
+			}
+		}
+		kept = append(kept, run)
+	}
+	for _, kind := range []string{"directory", "image"} {
+		if !has(slices.Concat(r.Runs, kept), "hostpath", kind) {
+			err = errors.Join(err, fmt.Errorf("there is no result of hostpath-%s", kind))
 		}
 	}
-	return errors.Join(errs...)
+	return kept, err
+}
+
+// is reports whether the run is of the external-storage suite with volumes of a kind.
+func (r Run) is(backend, kind string) bool {
+	return r.Suite == "external-storage" && r.NotRun == "" && r.Backend == backend &&
+		strings.HasPrefix(r.Configuration, kind+",")
 }
 
 // good reports whether nothing failed, nothing is wrong with a run, and something ran.
@@ -217,7 +242,7 @@ writes this page and [conformance.json](conformance.json), which names every tes
 compares the page with the file.
 
 - **csi-sanity** (csi-test v5.6.0) calls every RPC of CSI, with the fake mounter, with real mounts, and with
-  a router.
+  a router. For shares, ` + "`make test-vm`" + ` runs the same specs with mounts of the kernel.
 - **own** are the tests of this repository: the contract of a backend, crashes at every step, the
   controllers of the sidecars, and the rest of ` + "`make test`" + `. Tests that need a cluster are not among them:
   [cluster](../contributing/cluster.md).

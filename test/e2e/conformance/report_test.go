@@ -124,7 +124,7 @@ func TestRunsOfOneConfiguration(t *testing.T) {
 			Versions: map[string]string{"driver": driver}}
 		for i, s := range states {
 			if s != "" {
-				r.Specs = append(r.Specs, result.Spec{Name: string(rune('a' + i)), State: s, Message: "why"})
+				r.Specs = append(r.Specs, result.Spec{Name: string(rune('a' + i)), State: s, Seconds: seconds, Message: "why"})
 			}
 		}
 		return r
@@ -134,7 +134,7 @@ func TestRunsOfOneConfiguration(t *testing.T) {
 	want := map[string]string{"b": "failed: why", "c": "failed: it passed in 2 of 3 runs", "d": "skipped: why",
 		"e": "failed: it passed in 2 of 3 runs"}
 	if run.Passed != 1 || run.Failed != 3 || run.skips() != 1 || !maps.Equal(run.Tests, want) || run.Times != 3 ||
-		run.Seconds != 5 || len(run.Problems) > 0 {
+		run.Seconds != 5 || !maps.Equal(run.SpecSeconds, map[string]float64{"a": 5}) || len(run.Problems) > 0 {
 		t.Errorf("%+v", run)
 	}
 	run = storage([]result.Result{of("x", 1, p), of("y", 1, p)})
@@ -146,28 +146,58 @@ func TestRunsOfOneConfiguration(t *testing.T) {
 	}
 }
 
-// TestResults: beside the results are Ginkgo's own reports. Each configuration must have been run.
+// TestResults: beside the results are Ginkgo's own reports.
 func TestResults(t *testing.T) {
 	dir := t.TempDir()
-	write := func(name string) {
-		t.Helper()
-		path := filepath.Join(dir, "run-1", name+".json")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
-			result.Result{Configuration: name, Scope: "full"}.Write(path)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("hostpath-directory")
-	if err := os.WriteFile(filepath.Join(dir, "hostpath-directory.parallel.ginkgo.json"), []byte("[{}]"),
-		0o644); err != nil {
+	path := filepath.Join(dir, "run-1", "smb.json")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+		result.Result{Configuration: "smb", Scope: "full"}.Write(path),
+		os.WriteFile(filepath.Join(dir, "smb.parallel.ginkgo.json"), []byte("[{}]"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := results(dir); err == nil || !strings.Contains(err.Error(), "no result of hostpath-image") {
-		t.Errorf("%v", err)
-	}
-	write("hostpath-image")
-	if all, err := results(dir); err != nil || len(all) != 2 {
+	if all, err := results(dir); err != nil || len(all) != 1 {
 		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+// TestEarlierRuns: a configuration without a new run keeps that of the former report.
+func TestEarlierRuns(t *testing.T) {
+	of := func(version string, configurations ...string) Report {
+		r := Report{Versions: map[string]string{"kubernetes": version}, Runs: slices.Clone(notRun)}
+		for _, c := range configurations {
+			r.Runs = append(r.Runs, storage([]result.Result{{Configuration: c, Scope: "full", Nodes: 2,
+				Specs: []result.Spec{{Name: "one", State: result.Passed}}}}))
+		}
+		return r
+	}
+	for name, tc := range map[string]struct {
+		now, former Report
+		kept        []string
+		err         string
+	}{
+		"all new": {of("1", "hostpath-directory", "hostpath-image", "smb"), of("0", "hostpath-image", "smb"), nil,
+			""},
+		"shares are kept": {of("1", "hostpath-directory", "hostpath-image"), of("1", "smb"), []string{"smb"}, ""},
+		"only shares are new": {of("1", "smb"), of("1", "hostpath-directory", "hostpath-image", "smb"),
+			[]string{"hostpath", "hostpath"}, ""},
+		"a missing configuration": {of("1", "smb"), of("1", "hostpath-directory"), nil, "no result of hostpath-image"},
+		"another version": {of("1", "smb"), of("0", "hostpath-directory", "hostpath-image"), nil,
+			"is of kubernetes 0, and not of 1"},
+	} {
+		kept, err := tc.now.earlier(tc.former)
+		if tc.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		var got []string
+		for _, r := range kept {
+			got = append(got, r.Backend)
+		}
+		if err != nil || !slices.Equal(got, tc.kept) {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, tc.kept)
+		}
 	}
 }
 
