@@ -16,8 +16,8 @@ import (
 )
 
 // cluster is a kubectl whose objects are files of a directory. The directory also has a log of the
-// changes, and a file hook, which runs before each call. With FAIL each different call, in each state
-// of the claim, fails once: before its effect, or after it with FAIL=late.
+// changes, and a file hook, which runs before each call. With FAIL each different call, in each
+// state of the claim, fails once: before its effect, or after it with FAIL=late.
 const cluster = `
 cd "$STATE"
 echo "$*" >>calls
@@ -241,8 +241,9 @@ func TestAVolumeMovesFromCSIDriverSMB(t *testing.T) {
 const usedBy = `{"items": [{"metadata": {"name": "POD"}, "status": {"phase": "Running"}, "spec": {"volumes": [
 	{"name": "x", "persistentVolumeClaim": {"claimName": "web-data"}}]}}]}`
 
-// TestAnInterruptedMoveLosesNothing: each call of kubectl fails once, before or after its effect, and
-// the run is repeated. Each failure ends its run, no data is lost, and the last run completes the move.
+// TestAnInterruptedMoveLosesNothing: each call of kubectl fails once, before or after its effect,
+// and the run is repeated. Each failure ends its run, no data is lost, and the last run completes
+// the move.
 func TestAnInterruptedMoveLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"early", "late"} {
@@ -429,8 +430,8 @@ func TestAMoveIsRefused(t *testing.T) {
 	}
 }
 
-// TestObjectsThatChangeDuringAMove: the script deletes no object that has changed since the plan, or
-// since the last check.
+// TestObjectsThatChangeDuringAMove: the script deletes no object that has changed since the plan,
+// or since the last check.
 func TestObjectsThatChangeDuringAMove(t *testing.T) {
 	t.Parallel()
 	const edit = `jq '%s' %s >tmp && mv tmp %[2]s`

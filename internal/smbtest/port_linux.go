@@ -12,7 +12,8 @@ import (
 
 // freePort returns a TCP port that no socket of this machine has at an address. While a server is
 // down, its port must stay free. The kernel therefore must not give the port to a client, as it may
-// give any port of ip_local_port_range. Source: the kernel's Documentation/networking/ip-sysctl.rst.
+// give any port of ip_local_port_range. Source: the kernel's
+// Documentation/networking/ip-sysctl.rst.
 func freePort(address string) (int, error) {
 	low, high, err := clientPorts()
 	if err != nil {

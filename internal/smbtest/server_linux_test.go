@@ -29,7 +29,8 @@ func list(t *testing.T, s *Server, share, password string) string {
 	return string(out)
 }
 
-// TestAServerOutlivesTheThreadOfItsStart: a thread that enters another network ends with its goroutine.
+// TestAServerOutlivesTheThreadOfItsStart: a thread that enters another network ends with its
+// goroutine.
 func TestAServerOutlivesTheThreadOfItsStart(t *testing.T) {
 	if !Installed() {
 		t.Skip("samba is not installed")

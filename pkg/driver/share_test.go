@@ -188,8 +188,8 @@ func TestARepeatedPublishChangesThePassword(t *testing.T) {
 	d.want(codes.OK, v.unstage())
 }
 
-// A kernel that keeps the password of a mount is a condition of the volume, also in the next process
-// of the driver, until the volume is staged with the new password.
+// A kernel that keeps the password of a mount is a condition of the volume, also in the next
+// process of the driver, until the volume is staged with the new password.
 func TestAPasswordThatTheKernelKeeps(t *testing.T) {
 	s, d, v := startWithShares(t)
 	d.mounter.(*mounter.Fake).Keeps = true

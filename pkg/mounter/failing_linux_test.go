@@ -70,8 +70,8 @@ func TestFailuresOfFilesystemsAreReported(t *testing.T) {
 	}
 }
 
-// TestAnExt4IsRepairedWhileItsDeviceIsOpen: another process, such as udev's, keeps the image attached
-// after its last unmount.
+// TestAnExt4IsRepairedWhileItsDeviceIsOpen: another process, such as udev's, keeps the image
+// attached after its last unmount.
 func TestAnExt4IsRepairedWhileItsDeviceIsOpen(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "ext4")

@@ -324,8 +324,8 @@ func (s *silence) is(server string) bool {
 	return ok && time.Since(since) <= silentFor
 }
 
-// usages are the running reads of the usage of shares, by mount ID. Each keeps its mount busy with a
-// descriptor of the root. The zero value is empty and usable.
+// usages are the running reads of the usage of shares, by mount ID. Each keeps its mount busy with
+// a descriptor of the root. The zero value is empty and usable.
 type usages struct {
 	mu      sync.Mutex
 	running map[uint64][]*usageRead
@@ -372,8 +372,8 @@ func (u *usages) end(mount uint64) {
 	}
 }
 
-// shareUsage returns the usage of a share, shown, at p. Errors: ErrServer; ErrBusy if an unmount has
-// ended the read.
+// shareUsage returns the usage of a share, shown, at p. Errors: ErrServer; ErrBusy if an unmount
+// has ended the read.
 func (l *linux) shareUsage(caller context.Context, p pathHandle, at state, shown *mountinfo.Info) (u Usage, err error) {
 	ctx, end := l.usages.begin(caller, at.mount)
 	defer end()

@@ -30,7 +30,8 @@ type cluster struct {
 	// Guests are the kernels of the nodes for the suite's pods, which are guests of QEMU. One
 	// ordinary node is beside them, for the controllers.
 	Guests []string `json:"guests"`
-	// Shares requests an SMB server, whose share is in the values of the chart: test/cluster/shares.
+	// Shares requests an SMB server, whose share is in the values of the chart:
+	// test/cluster/shares.
 	Shares bool `json:"shares"`
 }
 

@@ -98,8 +98,8 @@ func TestADefinitionIsAConfiguration(t *testing.T) {
 	}
 }
 
-// TestSharesHaveAClusterOfTheirOwn: the configuration of shares has guests, which only a local cluster
-// has, and no other configuration runs beside it.
+// TestSharesHaveAClusterOfTheirOwn: the configuration of shares has guests, which only a local
+// cluster has, and no other configuration runs beside it.
 func TestSharesHaveAClusterOfTheirOwn(t *testing.T) {
 	o, err := parsed("--kinds=smb")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/shares"
 )
 
-// serveShares starts an SMB server that the nodes of a local cluster reach, for a configuration with
-// shares.
+// serveShares starts an SMB server that the nodes of a local cluster reach, for a configuration
+// with shares.
 func (r *run) serveShares(of cluster) error {
 	if !of.Shares {
 		return nil

@@ -162,9 +162,9 @@ func (s *store) tryClaim(ctx context.Context, name, dir string) (*claim, error) 
 	return c, nil
 }
 
-// awaitMakers waits until every process that was making another volume directly in the source at the
-// time of the call, in a directory that overlaps with that of v, has written its record or given up.
-// Errors: backend.ErrBusy.
+// awaitMakers waits until every process that was making another volume directly in the source at
+// the time of the call, in a directory that overlaps with that of v, has written its record or
+// given up. Errors: backend.ErrBusy.
 func (s *store) awaitMakers(ctx context.Context, v *volume) error {
 	entries, _, err := s.markers(ctx, "")
 	if err != nil {
@@ -366,8 +366,8 @@ func (c *claim) beat(ctx context.Context) {
 	}
 }
 
-// confirm asks the server whether this process still has the right: the clocks of a machine that was
-// stopped may not show that. Errors: backend.ErrUnavailable.
+// confirm asks the server whether this process still has the right: the clocks of a machine that
+// was stopped may not show that. Errors: backend.ErrUnavailable.
 func (c *claim) confirm(ctx context.Context, share *client.Share) error {
 	own := link{c.files[len(c.files)-1], string(c.own.encode())}
 	_, err := share.Stat(ctx, own.successor(c.files[0]))
@@ -437,7 +437,8 @@ func (s *store) exclusively(ctx context.Context, o object, change func(ctx conte
 	return s.claimed(ctx, o, "", func(c *claim) error { return change(c.ctx) })
 }
 
-// claimed is exclusively for a change that needs to know of an earlier process. dir is as for claim.
+// claimed is exclusively for a change that needs to know of an earlier process. dir is as for
+// claim.
 func (s *store) claimed(ctx context.Context, o object, dir string, change func(c *claim) error) error {
 	c, err := s.claim(ctx, o, dir)
 	if err != nil {

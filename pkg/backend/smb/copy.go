@@ -68,8 +68,8 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	return v.public(), nil
 }
 
-// copyTo makes v as a copy, in the background. unfinished reports that an earlier attempt has left a
-// record: the job then removes the attempt, also if the source can no longer be copied.
+// copyTo makes v as a copy, in the background. unfinished reports that an earlier attempt has left
+// a record: the job then removes the attempt, also if the source can no longer be copied.
 func (b *Backend) copyTo(ctx context.Context, s *store, v *volume, from origin, o backend.CreateOptions,
 	unfinished bool) error {
 	src, err := s.originOf(from)

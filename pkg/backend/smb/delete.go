@@ -86,8 +86,8 @@ func (c *claim) deleteVolume(o object) error {
 	return s.finishDelete(ctx, v)
 }
 
-// lookUp reads the record of a volume, its time, and the markers of copies of the volume, all at the
-// same time. copied and inUse are the results of readers.
+// lookUp reads the record of a volume, its time, and the markers of copies of the volume, all at
+// the same time. copied and inUse are the results of readers.
 func (c *claim) lookUp(o object) (v *volume, copied bool, inUse, err error) {
 	var group sync.WaitGroup
 	var written time.Time // zero after an error: isNewer asks again
@@ -140,10 +140,10 @@ func (s *store) keepOverlapping(ctx context.Context, v *volume) (kept bool, err 
 	return false, s.isNoSource(ctx, v)
 }
 
-// deleteAtOnce deletes v if that needs no record of the deletion: its directory is gone, or is empty
-// and must be deleted. A copy that runs beside it finds the directory empty or gone, and the record
-// gone when it ends. copied reports whether there may be markers of copies. The marker stays if it is
-// unknown whether the directory was removed.
+// deleteAtOnce deletes v if that needs no record of the deletion: its directory is gone, or is
+// empty and must be deleted. A copy that runs beside it finds the directory empty or gone, and the
+// record gone when it ends. copied reports whether there may be markers of copies. The marker stays
+// if it is unknown whether the directory was removed.
 func (c *claim) deleteAtOnce(v *volume, copied bool) (done bool, err error) {
 	if v.Shared || v.onDelete() == retainData {
 		return false, nil
@@ -313,8 +313,8 @@ func (s *store) toTrash(ctx context.Context, key, dir string) error {
 	return s.move(ctx, dir, trashPath(key))
 }
 
-// emptyTrash removes the content of the trash of a store in the background, unless a task is already
-// doing it. secrets are those of the call that filled the trash.
+// emptyTrash removes the content of the trash of a store in the background, unless a task is
+// already doing it. secrets are those of the call that filled the trash.
 func (b *Backend) emptyTrash(source mounter.ShareSource, secrets map[string]string) {
 	name := fold(source.String())
 	b.mu.Lock()

@@ -470,7 +470,8 @@ func (n *node) rotates() {
 	n.end(v, "pod")
 }
 
-// keepsPasswords reports whether the kernel cannot change the password of a mount: before Linux 6.9.
+// keepsPasswords reports whether the kernel cannot change the password of a mount: before Linux
+// 6.9.
 func (n *node) keepsPasswords() bool {
 	n.Helper()
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")

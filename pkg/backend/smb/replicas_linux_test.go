@@ -28,8 +28,8 @@ func (w *world) request(name string, parameters ...string) backend.CreateOptions
 	return o
 }
 
-// testLife is the life of markers in tests that wait for it. A process of a test must renew a marker
-// within a third, also on a machine that is busy with other tests.
+// testLife is the life of markers in tests that wait for it. A process of a test must renew a
+// marker within a third, also on a machine that is busy with other tests.
 const testLife = 750 * time.Millisecond
 
 // until repeats a call that another process delays.
@@ -168,7 +168,8 @@ func (w *world) openMortal(step int, paused chan struct{}) (*Backend, *mortal) {
 	return b, m
 }
 
-// interrupted are the operations that are interrupted, with the state that the next process must reach.
+// interrupted are the operations that are interrupted, with the state that the next process must
+// reach.
 var interrupted = map[string]struct {
 	prepare func(w *world, b *Backend) (id string, err error)
 	call    func(w *world, b *Backend, id string) (string, error)
@@ -456,8 +457,8 @@ func (w *world) isEmptyExceptMarkers(b *Backend) {
 	w.isEmpty(b)
 }
 
-// TestTheServerIsKilledAtSteps: the server dies before an operation and comes back. The repeated call
-// succeeds, and nothing is left when everything is deleted.
+// TestTheServerIsKilledAtSteps: the server dies before an operation and comes back. The repeated
+// call succeeds, and nothing is left when everything is deleted.
 func TestTheServerIsKilledAtSteps(t *testing.T) {
 	for name, row := range interrupted {
 		t.Run(name, func(t *testing.T) {
@@ -549,8 +550,9 @@ func TestMarkersAreExclusive(t *testing.T) {
 	t.Logf("%d claims", claims.Load())
 }
 
-// TestMakersOfOtherDirectoriesDelayNoCall: a process has ended between the directory of a volume and
-// its record. Only volumes whose directories overlap with that one wait for the end of its marker.
+// TestMakersOfOtherDirectoriesDelayNoCall: a process has ended between the directory of a volume
+// and its record. Only volumes whose directories overlap with that one wait for the end of its
+// marker.
 func TestMakersOfOtherDirectoriesDelayNoCall(t *testing.T) {
 	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	w.life = time.Hour

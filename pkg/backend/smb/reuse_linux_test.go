@@ -16,7 +16,8 @@ import (
 
 var errLost = fmt.Errorf("%w: the connection was lost", backend.ErrUnavailable)
 
-// TestAConnectionIsLostAtSteps: before an operation on the server, or after it and before its answer, the connection ends. The same process repeats the call, and nothing is left when
+// TestAConnectionIsLostAtSteps: before an operation on the server, or after it and before its
+// answer, the connection ends. The same process repeats the call, and nothing is left when
 // everything is deleted.
 func TestAConnectionIsLostAtSteps(t *testing.T) {
 	server := smbtest.Serve(t)

@@ -34,10 +34,10 @@ func TestAProcessIsStoppedWithItsClocks(t *testing.T) {
 }
 
 // TestAStoppedDeleteLeavesTheNextVolume: a process is stopped, with its clocks, while it deletes a
-// volume. Meanwhile another process deletes the volume, and creates another with the same directory.
-// Nothing can stop the request that the process sends first. So the move of the directory is not
-// stopped after the server has confirmed the right to it, and a removal is not the first request. The
-// steps are those of the call and of the task that empties the trash.
+// volume. Meanwhile another process deletes the volume, and creates another with the same
+// directory. Nothing can stop the request that the process sends first. So the move of the
+// directory is not stopped after the server has confirmed the right to it, and a removal is not the
+// first request. The steps are those of the call and of the task that empties the trash.
 func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 	server := smbtest.Serve(t)
 	for step, done := 0, false; !done; step += stride(2) {
@@ -192,8 +192,8 @@ func TestSourcesAndVolumesAreApart(t *testing.T) {
 	w.holds("precious", "teams", "one", "own", "inner", "file")
 }
 
-// TestAFilesystemThatIsNotMounted: the server exports an empty directory, because the filesystem with
-// the volumes is not mounted there. No deletion succeeds, and nothing is made.
+// TestAFilesystemThatIsNotMounted: the server exports an empty directory, because the filesystem
+// with the volumes is not mounted there. No deletion succeeds, and nothing is made.
 func TestAFilesystemThatIsNotMounted(t *testing.T) {
 	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
@@ -368,7 +368,8 @@ func TestAnotherProcessCopies(t *testing.T) {
 }
 
 // TestADirectoryWithoutARecordIsRemoved: a process ends between the directory and its record. The
-// deletion of the volume removes the directory, and so does the sweep, if no call deletes the volume.
+// deletion of the volume removes the directory, and so does the sweep, if no call deletes the
+// volume.
 func TestADirectoryWithoutARecordIsRemoved(t *testing.T) {
 	for _, swept := range []bool{false, true} {
 		w := newWorld(t, smbtest.Serve(t), smbtest.Share)

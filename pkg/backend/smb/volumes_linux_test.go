@@ -509,8 +509,8 @@ func TestAnOpenFileDoesNotStopTheTrash(t *testing.T) {
 }
 
 // TestLinksOfTheServerAreNotFollowed: a local user of the server makes links that lead out of a
-// volume. With follow symlinks = no, neither a copy nor the deletion of the volume reaches the files
-// behind them.
+// volume. With follow symlinks = no, neither a copy nor the deletion of the volume reaches the
+// files behind them.
 func TestLinksOfTheServerAreNotFollowed(t *testing.T) {
 	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()

@@ -462,8 +462,8 @@ func TestSecretsOfShares(t *testing.T) {
 	}
 }
 
-// TestSecretOfSnapshots: the class of snapshots names a secret for each call about a snapshot, only if
-// the values have a secret.
+// TestSecretOfSnapshots: the class of snapshots names a secret for each call about a snapshot, only
+// if the values have a secret.
 func TestSecretOfSnapshots(t *testing.T) {
 	bin := programs(t)
 	for values, want := range map[string]map[string]string{
@@ -505,8 +505,8 @@ func TestSecretOfSnapshots(t *testing.T) {
 	}
 }
 
-// TestClassesThatHelmTestLeavesOut: helm test leaves no data behind, and writes into no directory of
-// an administrator.
+// TestClassesThatHelmTestLeavesOut: helm test leaves no data behind, and writes into no directory
+// of an administrator.
 func TestClassesThatHelmTestLeavesOut(t *testing.T) {
 	objects, err := renderWith(t, programs(t), sharesValues+`
     deletes: {source: //nas/share, secretName: x, parameters: {onDelete: delete, existing: refuse}}
@@ -713,9 +713,9 @@ func TestNamesThatLookLikeNumbers(t *testing.T) {
 	}
 }
 
-// TestProjectedFilesAreReadable: the files of a projected volume belong to root, so a pod that runs as
-// another user needs an fsGroup, unless all may read them. Without it a sidecar does not trust the API
-// server: it cannot read ca.crt.
+// TestProjectedFilesAreReadable: the files of a projected volume belong to root, so a pod that runs
+// as another user needs an fsGroup, unless all may read them. Without it a sidecar does not trust
+// the API server: it cannot read ca.crt.
 func TestProjectedFilesAreReadable(t *testing.T) {
 	bin := programs(t)
 	pods := 0

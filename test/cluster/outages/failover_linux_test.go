@@ -16,8 +16,8 @@ import (
 )
 
 // failOver kills the processes of the controller's leader while it creates volumes on a frozen
-// server, so that it can neither complete them nor give up its lease. The other replica creates them:
-// each claim gets a volume, and each volume one directory.
+// server, so that it can neither complete them nor give up its lease. The other replica creates
+// them: each claim gets a volume, and each volume one directory.
 func (s *scene) failOver() {
 	const claims = 40
 	leader := s.leader()

@@ -18,8 +18,8 @@ import (
 )
 
 // migrate moves the volumes of a StatefulSet from csi-driver-smb by the script of
-// docs/how-to/move-from-csi-driver-smb.md. The driver of the old volumes is Causeway's, under the name
-// of csi-driver-smb.
+// docs/how-to/move-from-csi-driver-smb.md. The driver of the old volumes is Causeway's, under the
+// name of csi-driver-smb.
 func (s *scene) migrate() {
 	s.installOld()
 	var moved []*writer
@@ -155,7 +155,8 @@ func (s *scene) inode(w *writer) uint64 {
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
-// killer is a kubectl that kills the script before and after each call, once. $KILLED has the calls.
+// killer is a kubectl that kills the script before and after each call, once. $KILLED has the
+// calls.
 const killer = `#!/bin/sh
 once() {
 	grep -qxF "$1" "$KILLED" && return
@@ -171,8 +172,8 @@ once "after $call"
 exit $code
 `
 
-// move runs the script for a volume until it succeeds. The script is killed before and after each of
-// its calls of kubectl. move returns these calls, in lines.
+// move runs the script for a volume until it succeeds. The script is killed before and after each
+// of its calls of kubectl. move returns these calls, in lines.
 func (s *scene) move(w *writer, volume string) (interrupted string) {
 	s.Helper()
 	dir := s.TempDir()

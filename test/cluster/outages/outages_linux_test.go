@@ -65,8 +65,8 @@ type outage struct {
 	errors, wait []string
 }
 
-// Errors of writers whose connection ends. EAGAIN and EBADF are those of a call that the kernel's client
-// made with the handle of the former connection. The next call succeeds.
+// Errors of writers whose connection ends. EAGAIN and EBADF are those of a call that the kernel's
+// client made with the handle of the former connection. The next call succeeds.
 var (
 	soft = []string{"resource temporarily unavailable", "bad file descriptor", "host is down"}
 	hard = soft[:2]
@@ -196,7 +196,8 @@ func (s *scene) nodePods() map[string]string {
 	return all
 }
 
-// nodePodsReplace waits until each node has a ready pod, or ready containers, that it had not before.
+// nodePodsReplace waits until each node has a ready pod, or ready containers, that it had not
+// before.
 func (s *scene) nodePodsReplace(before map[string]string) {
 	s.Helper()
 	s.until("other pods of the driver", func() error {
@@ -332,9 +333,9 @@ spec:
 	}
 }
 
-// drain drains a node while the server is frozen, and lets the server answer after a minute. A process
-// with a write under way cannot end before. The mounts of the staging paths stay until then, too: the
-// kubelet examines these paths before NodeUnstageVolume, and waits for the server.
+// drain drains a node while the server is frozen, and lets the server answer after a minute. A
+// process with a write under way cannot end before. The mounts of the staging paths stay until
+// then, too: the kubelet examines these paths before NodeUnstageVolume, and waits for the server.
 func (s *scene) drain() {
 	begin := time.Now()
 	n := guests[1]

@@ -29,8 +29,8 @@ const (
 	NodesSecret      = "smb-nodes"
 )
 
-// Serve starts an SMB server that the nodes and pods of a cluster reach, with its files in dir, which
-// must not exist.
+// Serve starts an SMB server that the nodes and pods of a cluster reach, with its files in dir,
+// which must not exist.
 func Serve(c *local.Cluster, dir string) (*smbtest.Server, error) {
 	if !smbtest.Installed() {
 		return nil, errors.New("samba is not installed")
@@ -48,9 +48,9 @@ func Serve(c *local.Cluster, dir string) (*smbtest.Server, error) {
 // Directory returns the directory of this machine that is the source of the volumes.
 func Directory(s *smbtest.Server) string { return filepath.Join(s.Dir, smbtest.Share) }
 
-// Install installs the chart with the share of a server in a cluster with guests, and more arguments
-// of Helm. The other nodes get the taint of control planes: the suite's pods, and those of tests, are
-// on guests.
+// Install installs the chart with the share of a server in a cluster with guests, and more
+// arguments of Helm. The other nodes get the taint of control planes: the suite's pods, and those
+// of tests, are on guests.
 func Install(ctx context.Context, c *local.Cluster, k kubectl.Kubectl, s *smbtest.Server, log io.Writer,
 	args ...string) error {
 	if _, err := k.Run(ctx, "taint", "nodes", "-l", "node.kubernetes.io/instance-type!="+local.GuestType, "--overwrite",

@@ -171,8 +171,8 @@ func median[T any](measured []T, of func(T) float64) float64 {
 }
 
 // earlier returns the runs of the external-storage suite in a former report of configurations that
-// have no new run. Errors: they are of another version of Kubernetes or of the suite; a configuration
-// has no run in either.
+// have no new run. Errors: they are of another version of Kubernetes or of the suite; a
+// configuration has no run in either.
 func (r Report) earlier(former Report) (kept []Run, err error) {
 	has := func(runs []Run, backend, kind string) bool {
 		return slices.ContainsFunc(runs, func(run Run) bool { return run.is(backend, kind) })

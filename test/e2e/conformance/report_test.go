@@ -91,8 +91,8 @@ func TestTheOutput(t *testing.T) {
 	}
 }
 
-// TestSharesAreNotRunUntilThereIsAResult: a result of the storage suite with shares takes the place of
-// the row without one.
+// TestSharesAreNotRunUntilThereIsAResult: a result of the storage suite with shares takes the place
+// of the row without one.
 func TestSharesAreNotRunUntilThereIsAResult(t *testing.T) {
 	of := func(runs []Run) (all []string) {
 		for _, r := range runs {

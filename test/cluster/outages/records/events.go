@@ -28,9 +28,10 @@ func (e Event) String() string {
 	return fmt.Sprintf("%s %d %d %s\n", e.Kind, e.Record, e.At.UnixMilli(), e.Err)
 }
 
-// Parse returns the events of a log, in the order of their times: a log can be put together from those
-// of several machines. An incomplete last line is ignored, because the writer may be writing it.
-// Errors: a line is not an event; a file was opened with fewer records than were durable before.
+// Parse returns the events of a log, in the order of their times: a log can be put together from
+// those of several machines. An incomplete last line is ignored, because the writer may be writing
+// it. Errors: a line is not an event; a file was opened with fewer records than were durable
+// before.
 func Parse(log string) (all []Event, err error) {
 	for line := range strings.Lines(log) {
 		line, complete := strings.CutSuffix(line, "\n")

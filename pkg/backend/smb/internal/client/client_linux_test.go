@@ -419,8 +419,8 @@ func TestARestartedServer(t *testing.T) {
 	}
 }
 
-// TestMessagesAreSigned: an attacker on the way changes the answers of a server that does not demand
-// signatures. The client notices that.
+// TestMessagesAreSigned: an attacker on the way changes the answers of a server that does not
+// demand signatures. The client notices that.
 func TestMessagesAreSigned(t *testing.T) {
 	b := serve(t)
 	b.file("file", []byte("precious"))
@@ -445,8 +445,8 @@ func TestMessagesAreSigned(t *testing.T) {
 	}
 }
 
-// TestSignaturesStay fails without the guard: an attacker on the way sets the flag of a guest in the
-// last answer to the log in, and the library then neither signs nor verifies messages.
+// TestSignaturesStay fails without the guard: an attacker on the way sets the flag of a guest in
+// the last answer to the log in, and the library then neither signs nor verifies messages.
 func TestSignaturesStay(t *testing.T) {
 	b := serve(t)
 	source, forged := b.forge(func(message []byte) bool {

@@ -406,8 +406,8 @@ func (s *session) logIn(ctx context.Context, login Login, dialect uint16) error 
 	if err != nil {
 		return err
 	}
-	// A guest has no key for signatures. The library checks the first answer of the server only, and
-	// neither signs nor verifies messages if the last answer makes the user a guest.
+	// A guest has no key for signatures. The library checks the first answer of the server only,
+	// and neither signs nor verifies messages if the last answer makes the user a guest.
 	conn := &wire{Conn: tcp, signed: !login.Guest}
 	d := smb2.Dialer{Initiator: initiator}
 	d.Negotiator.RequireMessageSigning, d.Negotiator.SpecifiedDialect = !login.Guest, dialect

@@ -14,8 +14,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// badTree makes a directory with n*10 files, and n files that the user of the session cannot read or
-// remove. Each of these has the name "bad".
+// badTree makes a directory with n*10 files, and n files that the user of the session cannot read
+// or remove. Each of these has the name "bad".
 func (b bench) badTree(dir string, n int) {
 	b.Helper()
 	for i := range n {
