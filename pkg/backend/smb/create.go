@@ -354,7 +354,8 @@ func overlap(a, b string) bool { return a == b || within(a, b) || within(b, a) }
 // within reports whether a clean path is below another.
 func within(inner, outer string) bool { return strings.HasPrefix(inner, outer+"/") }
 
-// eachVolume calls each for the volumes of the store, in any state.
+// eachVolume calls each for the volumes of the store, in any state. Errors: backend.ErrNotReady for an
+// unreadable record.
 func (s *store) eachVolume(ctx context.Context, each func(v *volume) error) error {
 	entries, err := s.keys(ctx, volumesDir, volumeid.Volume)
 	if err != nil {
@@ -362,9 +363,12 @@ func (s *store) eachVolume(ctx context.Context, each func(v *volume) error) erro
 	}
 	for _, e := range entries {
 		v, err := s.listedVolume(ctx, e)
-		if errors.Is(err, backend.ErrNotFound) {
+		switch {
+		case errors.Is(err, backend.ErrNotFound):
 			continue
-		} else if err != nil {
+		case isUnreadable(err):
+			return fmt.Errorf("compare the directories of all volumes of %s: %w", s.source, err)
+		case err != nil:
 			return err
 		}
 		if err := each(v); err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -28,10 +29,27 @@ func (b *Backend) Health(ctx context.Context, id string) ([]backend.Condition, e
 			return s.conditions(ctx, v)
 		}
 	}
+	if c, ok := unreadable(o, err); ok {
+		return []backend.Condition{c}, nil
+	}
 	if c, ok := condition(o.source, err); ok && !errors.Is(err, errNotListed) {
 		return []backend.Condition{c}, nil
 	}
 	return nil, err
+}
+
+// unreadable returns the condition of a volume whose record cannot be used because of err.
+func unreadable(o object, err error) (backend.Condition, bool) {
+	switch {
+	case errors.Is(err, record.ErrNewer):
+		return backend.Condition{Severity: backend.Inaccessible, Reason: "RecordOfNewerVersion",
+			Message: fmt.Sprintf("%v: run the release that made it, or a newer release", err)}, true
+	case isUnreadable(err):
+		return backend.Condition{Severity: backend.Inaccessible, Reason: "RecordUnreadable",
+			Message: fmt.Sprintf("%v: restore %s/%s/%s/%s from a backup of the server", err, o.source, metaDir,
+				volumesDir, o.key+recordSuffix)}, true
+	}
+	return backend.Condition{}, false
 }
 
 // conditions returns the conditions of a volume whose record could be read.
@@ -81,6 +99,9 @@ func (b *Backend) ListHealth(ctx context.Context, after string,
 	found, more, err := listed(ctx, b, b.shares.sources(), volumesDir, volumeid.Volume, after, limit,
 		func(ctx context.Context, s *store, e client.Entry) (*sick, error) {
 			v, err := s.listedVolume(ctx, e)
+			if c, ok := unreadable(object{e.Name, s.source}, err); ok {
+				return &sick{object{e.Name, s.source}.String(), []backend.Condition{c}}, nil
+			}
 			if err != nil || v.State != ready {
 				return nil, err
 			}

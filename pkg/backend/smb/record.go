@@ -150,7 +150,7 @@ func (s *store) read(ctx context.Context, dir string, f record.Format, o object,
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: %s", backend.ErrNotFound, o)
 	case errors.Is(err, client.ErrTooLarge):
-		return fmt.Errorf("%w: the record of %s: %w", backend.ErrNotReady, o, err)
+		return fmt.Errorf("%w: the record of %s: %w: %w", backend.ErrNotReady, o, record.ErrDamaged, err)
 	case err != nil:
 		return err
 	case len(content) == 0: // another process has created the file and not written it yet, or has died then
@@ -160,6 +160,13 @@ func (s *store) read(ctx context.Context, dir string, f record.Format, o object,
 		return fmt.Errorf("%w: the record of %s: %w", backend.ErrNotReady, o, err)
 	}
 	return nil
+}
+
+// isUnreadable reports whether err is about a record whose content cannot be used. No list has its
+// object, and no call changes it. A call that compares the directories of all volumes fails: the
+// record may be that of a directory around another.
+func isUnreadable(err error) bool {
+	return errors.Is(err, record.ErrDamaged) || errors.Is(err, record.ErrNewer)
 }
 
 // errEmpty is the error for a record without content.

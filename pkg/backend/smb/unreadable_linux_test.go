@@ -1,0 +1,94 @@
+package smb
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/causeway-csi/causeway/internal/smbtest"
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// TestUnreadableRecords: a damaged record, and that of a newer release, affect their own objects and
+// calls that compare the directories of all volumes. Their directories stay.
+func TestUnreadableRecords(t *testing.T) {
+	for name, tc := range map[string]struct{ content, reason, says string }{
+		"torn":      {`{"version":1,"crc32c":"0`, "RecordUnreadable", "restore"},
+		"other sum": {`{"version":1,"crc32c":"00000000","data":{}}`, "RecordUnreadable", "restore"},
+		"too large": {strings.Repeat(" ", maxRecord+1), "RecordUnreadable", "restore"},
+		"newer":     {`{"version":99,"crc32c":"00000000","data":{}}`, "RecordOfNewerVersion", "newer release"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, smbtest.Serve(t), smbtest.Share)
+			b := w.open()
+			ctx := context.Background()
+			spoiled := w.create(b, w.request("spoiled"))
+			full, empty := w.create(b, w.request("full")), w.create(b, w.request("empty"))
+			for _, v := range []string{"spoiled", "full"} {
+				if err := os.WriteFile(w.path(v, "data"), []byte("precious"), 0o666); err != nil {
+					t.Fatal(err)
+				}
+			}
+			o, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "snap", Source: full.ID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			good, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "good", Source: full.ID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for dir, id := range map[string]string{volumesDir: spoiled.ID, snapshotsDir: o.ID} {
+				key, _, _ := strings.Cut(id, "@")
+				path := w.path(metaDir, dir, key+recordSuffix)
+				if _, err := os.Stat(path); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, []byte(tc.content), 0o666); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b = w.open()
+
+			volumes, _, err := b.List(ctx, "", 10)
+			if err != nil || len(volumes) != 2 || volumes[0].ID == spoiled.ID || volumes[1].ID == spoiled.ID {
+				t.Errorf("List: got %+v, %v, want the two others", volumes, err)
+			}
+			snapshots, _, err := b.ListSnapshots(ctx, "", "", 10)
+			if err != nil || len(snapshots) != 1 || snapshots[0].ID != good.ID {
+				t.Errorf("ListSnapshots: got %+v, %v, want the other", snapshots, err)
+			}
+			conditions, err := b.Health(ctx, spoiled.ID)
+			if err != nil || len(conditions) != 1 || conditions[0].Reason != tc.reason ||
+				!strings.Contains(conditions[0].Message, tc.says) {
+				t.Errorf("Health: got %+v, %v, want %s", conditions, err, tc.reason)
+			}
+			sick, _, err := b.ListHealth(ctx, "", 10)
+			if err != nil || len(sick) != 1 || sick[0].ID != spoiled.ID || sick[0].Conditions[0].Reason != tc.reason {
+				t.Errorf("ListHealth: got %+v, %v, want %s", sick, err, tc.reason)
+			}
+
+			refused := func(call string, err error) {
+				t.Helper()
+				if !errors.Is(err, backend.ErrNotReady) || !strings.Contains(err.Error(), spoiled.ID) {
+					t.Errorf("%s: %v, want ErrNotReady with the ID of the volume", call, err)
+				}
+			}
+			refused("Delete", b.Delete(ctx, spoiled.ID, nil))
+			// The directory of the unknown record may be in that of the volume, or around it.
+			refused("Delete of another volume with files", b.Delete(ctx, full.ID, nil))
+			_, err = b.Create(ctx, w.request("nested", subDirKey, "teams/x"))
+			refused("Create of a nested directory", err)
+			if err := b.Delete(ctx, empty.ID, nil); err != nil {
+				t.Errorf("Delete of an empty volume: %v", err)
+			}
+			w.create(b, w.request("new"))
+			for _, v := range []string{"spoiled", "full"} {
+				if data, err := os.ReadFile(w.path(v, "data")); string(data) != "precious" {
+					t.Errorf("the data of %s: %q, %v", v, data, err)
+				}
+			}
+		})
+	}
+}
