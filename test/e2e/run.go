@@ -18,6 +18,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 
+	"github.com/causeway-csi/causeway/internal/qemu"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
@@ -113,8 +114,13 @@ func (r *run) nodesOf(c cluster) provider.Options {
 	return o
 }
 
-// build builds the suite, and has it look at the driver files.
+// build installs and builds the programs of the suite, and has the suite look at the driver files.
 func (r *run) build(ctx context.Context) (err error) {
+	if r.configs[0].cluster.Shares {
+		if err := qemu.Install(ctx, os.Stderr, shares.Needs); err != nil {
+			return err
+		}
+	}
 	say("building the suite")
 	if r.bin, err = storagesuite.Programs(ctx, os.Stderr, storagesuite.Ginkgo, storagesuite.Binary,
 		storagesuite.Agnhost); err != nil {

@@ -3,13 +3,13 @@ package shares
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/qemu"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
@@ -29,12 +29,12 @@ const (
 	NodesSecret      = "smb-nodes"
 )
 
+// Needs are the programs of Serve.
+var Needs = []qemu.Program{{Name: "smbd", Package: "samba"}}
+
 // Serve starts an SMB server that the nodes and pods of a cluster reach, with its files in dir,
 // which must not exist.
 func Serve(c *local.Cluster, dir string) (*smbtest.Server, error) {
-	if !smbtest.Installed() {
-		return nil, errors.New("samba is not installed")
-	}
 	address, err := c.MachineAddress()
 	if err != nil {
 		return nil, err
