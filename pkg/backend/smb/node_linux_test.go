@@ -185,7 +185,7 @@ func (n *node) isFasterThanMounts() {
 		Credentials: mounter.Credentials{Username: n.User, Password: n.password}}
 	share := fmt.Sprintf("//%s/%s", source.Server, path.Join(source.Share, source.Path))
 	credentials := n.file("credentials", fmt.Sprintf("username=%s\npassword=%s\n", n.User, n.password))
-	options := fmt.Sprintf("vers=3.1.1,mfsymlinks,soft,seal,port=%d,credentials=%s", source.Port, credentials)
+	options := fmt.Sprintf("vers=3.1.1,mfsymlinks,soft,port=%d,credentials=%s", source.Port, credentials)
 	mount := map[string]func(){
 		"mount(8)":    func() { n.execute("mount", "-t", "cifs", "-o", options, share, at) },
 		"the mounter": func() { n.ok(n.mounter.Mount(n.context(time.Minute), m, at)) },
