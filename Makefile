@@ -65,14 +65,14 @@ e2e: ## run one spec of each of Kubernetes' storage suites, for directories and 
 	$(GO) -C test/e2e run . $(E2E)
 e2e-full: ## run all of Kubernetes' storage specs
 	$(GO) -C test/e2e run . --full $(E2E)
-e2e-smb: ## run all of Kubernetes' storage specs for volumes on a share, on two guests (30 minutes; three runs with E2E=--runs=3): docs/contributing/e2e.md
+e2e-smb: ## run all of Kubernetes' storage specs for volumes on a share, on two guests (30 minutes; three runs with E2E=--runs=3; root, Debian 12): docs/contributing/e2e.md
 	$(GO) -C test/e2e run . --kinds=smb --full --procs=4 $(E2E)
 e2e-smb-smoke: ## run a part of e2e-smb
 	$(GO) -C test/e2e run . --kinds=smb --procs=4 $(E2E)
-test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail under pods that write, on two guests (25 minutes)
+test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail under pods that write, on two guests (25 minutes; root, Debian 12)
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 90m -v ./outages
-test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas (3 minutes)
+test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas (3 minutes; root, Debian 12)
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./quotas
 conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)
