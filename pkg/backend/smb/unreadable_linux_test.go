@@ -84,6 +84,17 @@ func TestUnreadableRecords(t *testing.T) {
 				t.Errorf("Delete of an empty volume: %v", err)
 			}
 			w.create(b, w.request("new"))
+			// The remedy of the page smb.md.
+			key, _, _ := strings.Cut(spoiled.ID, "@")
+			if err := os.Remove(w.path(metaDir, volumesDir, key+recordSuffix)); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Delete(ctx, spoiled.ID, nil); err != nil {
+				t.Errorf("Delete without the record: %v", err)
+			}
+			if _, err := b.Create(ctx, w.request("nested", subDirKey, "teams/x")); err != nil {
+				t.Errorf("Create without the record: %v", err)
+			}
 			for _, v := range []string{"spoiled", "full"} {
 				if data, err := os.ReadFile(w.path(v, "data")); string(data) != "precious" {
 					t.Errorf("the data of %s: %q, %v", v, data, err)
