@@ -3,12 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,105 +14,48 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/causeway-csi/causeway/test/cluster/local"
+	"github.com/causeway-csi/causeway/test/cluster/sshserver"
 )
 
 // sshd is the SSH server that the suite expects on nodes: disruptive specs stop the kubelet and
 // list mounts through it. A local cluster's nodes have no such server, and no systemd: this is the
 // part of both that the suite needs.
 type sshd struct {
-	node   local.Node
-	config *ssh.ServerConfig
-	mu     sync.Mutex
+	node local.Node
+	mu   sync.Mutex
 }
 
 // serveSSH lets the suite into the nodes, until ctx ends, with the key whose path it returns.
 func serveSSH(ctx context.Context, nodes []local.Node, dir string) (string, error) {
-	public, private, err := ed25519.GenerateKey(rand.Reader)
+	private, _, err := sshserver.NewKey()
 	if err != nil {
 		return "", err
 	}
-	signer, err := ssh.NewSignerFromKey(private)
-	if err != nil {
-		return "", err
-	}
-	allowed, err := ssh.NewPublicKey(public)
-	if err != nil {
-		return "", err
-	}
-	block, err := ssh.MarshalPrivateKey(private, "")
+	signer, err := ssh.ParsePrivateKey(private)
 	if err != nil {
 		return "", err
 	}
 	key := filepath.Join(dir, "ssh-key")
-	if err := os.WriteFile(key, pem.EncodeToMemory(block), 0o600); err != nil {
+	if err := os.WriteFile(key, private, 0o600); err != nil {
 		return "", err
 	}
-	config := &ssh.ServerConfig{PublicKeyCallback: func(_ ssh.ConnMetadata, k ssh.PublicKey) (*ssh.Permissions, error) {
-		if !bytes.Equal(k.Marshal(), allowed.Marshal()) {
-			return nil, errors.New("not the key")
-		}
-		return nil, nil
-	}}
-	config.AddHostKey(signer) // the suite ignores the key
 	for _, n := range nodes {
 		l, err := n.Listen(ctx, n.Address+":22")
 		if err != nil {
 			return "", fmt.Errorf("listen on %s: %w", n.Name, err)
 		}
 		context.AfterFunc(ctx, func() { l.Close() })
-		d := &sshd{node: n, config: config}
-		go d.serve(ctx, l)
+		d := &sshd{node: n}
+		// The suite ignores the host's key.
+		server := sshserver.Server{Host: signer, Client: signer.PublicKey(), Run: func(s sshserver.Session) int {
+			out, complaint, code := d.execute(ctx, s.Command)
+			s.Write(out)
+			s.Stderr().Write(complaint)
+			return code
+		}}
+		go server.Serve(l) // until l is closed
 	}
 	return key, nil
-}
-
-func (d *sshd) serve(ctx context.Context, l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go d.connection(ctx, c)
-	}
-}
-
-// connection serves sessions of a client, which runs a command in each.
-func (d *sshd) connection(ctx context.Context, c net.Conn) {
-	defer c.Close()
-	conn, channels, requests, err := ssh.NewServerConn(c, d.config)
-	if err != nil {
-		return
-	}
-	defer conn.Close()
-	go ssh.DiscardRequests(requests)
-	for n := range channels {
-		if n.ChannelType() != "session" {
-			n.Reject(ssh.UnknownChannelType, "sessions only")
-			continue
-		}
-		channel, requests, err := n.Accept()
-		if err != nil {
-			return
-		}
-		go d.session(ctx, channel, requests)
-	}
-}
-
-func (d *sshd) session(ctx context.Context, channel ssh.Channel, requests <-chan *ssh.Request) {
-	defer channel.Close()
-	for r := range requests {
-		var exec struct{ Command string }
-		if r.Type != "exec" || ssh.Unmarshal(r.Payload, &exec) != nil {
-			r.Reply(false, nil)
-			continue
-		}
-		r.Reply(true, nil)
-		out, complaint, code := d.execute(ctx, exec.Command)
-		channel.Write(out)
-		channel.Stderr().Write(complaint)
-		channel.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(code)}))
-		return
-	}
 }
 
 // execute runs a command line on the node. It is root's already, and so there is no sudo.

@@ -1,12 +1,8 @@
 package local
 
 import (
-	"bytes"
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/causeway-csi/causeway/test/cluster/sshserver"
 )
 
 // Files of a node's own directory: the keys of both sides of the connection on which commands reach
@@ -31,21 +29,14 @@ const (
 
 // makeSSHKeys makes both pairs of keys.
 func makeSSHKeys(own nodeFiles) error {
-	for private, public := range map[string]string{sshHostKey: sshHostPublicKey, sshClientKey: sshClientPublicKey} {
-		pub, priv, err := ed25519.GenerateKey(rand.Reader)
+	for privateFile, publicFile := range map[string]string{sshHostKey: sshHostPublicKey,
+		sshClientKey: sshClientPublicKey} {
+		private, public, err := sshserver.NewKey()
 		if err != nil {
 			return err
 		}
-		block, err := ssh.MarshalPrivateKey(priv, "")
-		if err != nil {
-			return err
-		}
-		key, err := ssh.NewPublicKey(pub)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(os.WriteFile(own.of(private), pem.EncodeToMemory(block), 0o600),
-			os.WriteFile(own.of(public), ssh.MarshalAuthorizedKey(key), 0o600)); err != nil {
+		if err := errors.Join(os.WriteFile(own.of(privateFile), private, 0o600),
+			os.WriteFile(own.of(publicFile), public, 0o600)); err != nil {
 			return err
 		}
 	}
@@ -168,50 +159,15 @@ func serveCommands(own nodeFiles, d *daemons) error {
 	if err != nil {
 		return err
 	}
-	config := &ssh.ServerConfig{PublicKeyCallback: func(_ ssh.ConnMetadata, k ssh.PublicKey) (*ssh.Permissions, error) {
-		if !bytes.Equal(k.Marshal(), client.Marshal()) {
-			return nil, errors.New("unknown key")
-		}
-		return nil, nil
-	}}
-	config.AddHostKey(signer)
 	l, err := net.Listen("tcp", net.JoinHostPort(insideAddress, sshPort))
 	if err != nil {
 		return err
 	}
+	server := sshserver.Server{Host: signer, Client: client, Run: d.serveCommand, Global: serveListeners}
 	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				say("commands are served no more: " + err.Error())
-				return
-			}
-			go serveConnection(conn, config, d)
-		}
+		say("commands are served no more: " + server.Serve(l).Error())
 	}()
 	return nil
-}
-
-// serveConnection runs the commands of a connection, each in a session.
-func serveConnection(conn net.Conn, config *ssh.ServerConfig, d *daemons) {
-	defer conn.Close()
-	c, channels, requests, err := ssh.NewServerConn(conn, config)
-	if err != nil {
-		return
-	}
-	defer c.Close()
-	go serveListeners(c, requests)
-	for n := range channels {
-		if n.ChannelType() != "session" {
-			n.Reject(ssh.UnknownChannelType, "invalid channel: must be a session")
-			continue
-		}
-		channel, requests, err := n.Accept()
-		if err != nil {
-			return
-		}
-		go serveSession(channel, requests, d)
-	}
 }
 
 // serveListeners listens for a client, until the connection ends. RFC 4254, 7.1.
@@ -271,32 +227,25 @@ func (at forwarded) pass(c *ssh.ServerConn, l net.Listener) {
 	}
 }
 
-// serveSession runs the command of a session. The end of the connection kills the command.
-func serveSession(channel ssh.Channel, requests <-chan *ssh.Request, d *daemons) {
-	defer channel.Close()
-	for r := range requests {
-		var exec struct{ Command string }
-		var argv []string
-		if r.Type != "exec" || ssh.Unmarshal(r.Payload, &exec) != nil ||
-			json.Unmarshal([]byte(exec.Command), &argv) != nil || len(argv) == 0 {
-			r.Reply(false, nil)
-			continue
-		}
-		r.Reply(true, nil)
-		code, err := execute(channel, requests, argv, d)
-		if err != nil {
-			fmt.Fprintln(channel.Stderr(), err)
-		}
-		channel.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(code)}))
-		return
+// serveCommand runs the command of a session, which is a list of arguments as JSON. The end of the
+// connection kills it. If the command did not start, the exit code is that of a shell for the
+// error.
+func (d *daemons) serveCommand(s sshserver.Session) int {
+	var argv []string
+	if err := json.Unmarshal([]byte(s.Command), &argv); err != nil || len(argv) == 0 {
+		fmt.Fprintf(s.Stderr(), "command %q: must be a list of arguments as JSON\n", s.Command)
+		return 127
 	}
+	code, err := d.execute(s, argv)
+	if err != nil {
+		fmt.Fprintln(s.Stderr(), err)
+	}
+	return code
 }
 
-// execute runs a command with a channel as its streams, and returns its exit code. Errors: the
-// command did not start, with the exit code of a shell for that.
-func execute(channel ssh.Channel, requests <-chan *ssh.Request, argv []string, d *daemons) (int, error) {
+func (d *daemons) execute(s sshserver.Session, argv []string) (int, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Stdout, cmd.Stderr = channel, channel.Stderr()
+	cmd.Stdout, cmd.Stderr = s, s.Stderr()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, err := cmd.StdinPipe() // Wait would wait for the end of Stdin
 	if err != nil {
@@ -307,14 +256,14 @@ func execute(channel ssh.Channel, requests <-chan *ssh.Request, argv []string, d
 		return 127, err
 	}
 	go func() {
-		io.Copy(stdin, channel)
+		io.Copy(stdin, s)
 		stdin.Close()
 	}()
 	ended := make(chan struct{})
 	go func() {
 		for {
 			select {
-			case r, open := <-requests:
+			case r, open := <-s.Requests:
 				if !open {
 					syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 					return
