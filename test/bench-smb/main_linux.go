@@ -211,7 +211,7 @@ func (b *bench) killBusy(ctx context.Context, c *controller) (names []string, di
 		c.conn.Close() // ends the callers
 	}
 	group.Wait()
-	return names, died, errors.Join(append(errs, err)...)
+	return names, died, errors.Join(err, errors.Join(errs...))
 }
 
 // createAgain repeats the creation of a volume as the provisioner does.

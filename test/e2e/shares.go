@@ -38,7 +38,8 @@ func (r *run) onGuests(ctx context.Context, driver string) (left []string, err e
 		if !n.Guest() {
 			continue
 		}
-		out, err := n.Run(ctx, "sh", "-c", "awk '$3 == \"cifs\" {print $2}' /proc/mounts && find "+records+" -mindepth 1")
+		out, err := n.Run(ctx, "sh", "-c",
+			"awk '$3 == \"cifs\" {print $2}' /proc/mounts && find "+records+" -mindepth 1")
 		if err != nil {
 			return nil, err
 		}

@@ -3,6 +3,7 @@ package outages
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,8 +65,11 @@ func (s *scene) failOver() {
 	s.kubectl(append([]string{"delete", "pvc", "--timeout=" + livetest.Patience.String()}, names...)...)
 	s.until("no directories of the claims", func() error {
 		for _, volume := range volumes {
-			if _, err := os.Stat(filepath.Join(shares.Directory(s.server), volume)); !os.IsNotExist(err) {
-				return fmt.Errorf("%s: %v", volume, err)
+			switch _, err := os.Stat(filepath.Join(shares.Directory(s.server), volume)); {
+			case err == nil:
+				return fmt.Errorf("%s is still there", volume)
+			case !errors.Is(err, fs.ErrNotExist):
+				return err
 			}
 		}
 		return nil

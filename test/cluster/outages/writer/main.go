@@ -17,13 +17,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "writer:", err)
 		os.Exit(1)
 	}
-	if err := write(os.Args[1], log); err != nil {
-		fmt.Fprintln(os.Stderr, "writer:", err)
-		os.Exit(1)
-	}
+	fmt.Fprintln(os.Stderr, "writer:", write(os.Args[1], log))
+	os.Exit(1)
 }
 
-// write writes records and their events. Errors: the log cannot be written.
+// write writes records and their events until it fails. Errors: the log cannot be written.
 func write(path string, log *os.File) error {
 	say := func(kind string, n int64, err error) error {
 		e := records.Event{Kind: kind, Record: n, At: time.Now()}
