@@ -354,8 +354,8 @@ func overlap(a, b string) bool { return a == b || within(a, b) || within(b, a) }
 // within reports whether a clean path is below another.
 func within(inner, outer string) bool { return strings.HasPrefix(inner, outer+"/") }
 
-// eachVolume calls each for the volumes of the store, in any state. Errors: backend.ErrNotReady for an
-// unreadable record.
+// eachVolume calls each for the volumes of the store, in any state. Errors: backend.ErrNotReady for
+// an unreadable record.
 func (s *store) eachVolume(ctx context.Context, each func(v *volume) error) error {
 	entries, err := s.keys(ctx, volumesDir, volumeid.Volume)
 	if err != nil {

@@ -99,8 +99,9 @@ func (b *Backend) ListSnapshots(ctx context.Context, source, after string,
 const listAtOnce = 16
 
 // listed returns up to limit records of the stores of sources with an ID greater than after. read
-// returns nil for a record that is not in the list. Records of another source, and unreadable records,
-// are not: a copy of a store, or the address of a server under another name, makes other IDs.
+// returns nil for a record that is not in the list. Unreadable records are not in the list. Records
+// of another source are not, either: a copy of a store, or the address of a server under another
+// name, makes other IDs.
 func listed[R any](ctx context.Context, b *Backend, sources []mounter.ShareSource, dir string, kind volumeid.Kind,
 	after string, limit int,
 	read func(ctx context.Context, s *store, e client.Entry) (*R, error)) (page []*R, more bool, err error) {
@@ -141,7 +142,8 @@ func listed[R any](ctx context.Context, b *Backend, sources []mounter.ShareSourc
 		for i, c := range part {
 			group.Go(func() (err error) {
 				records[i], err = read(ctx, c.store, c.entry)
-				if errors.Is(err, backend.ErrNotFound) /* deleted meanwhile */ || isUnreadable(err) {
+				deleted := errors.Is(err, backend.ErrNotFound) // meanwhile
+				if deleted || isUnreadable(err) {
 					return nil
 				}
 				return err

@@ -122,8 +122,8 @@ func checkContext(volumeContext map[string]string) error {
 	return nil
 }
 
-// verify returns an error if there is no directory of a volume that the credentials can reach, or
-// if the directory is that of another volume now. v may be nil.
+// verify returns an error if the credentials cannot reach the directory of a volume, or if another
+// volume has the directory now. v may be nil.
 func (s *store) verify(ctx context.Context, v *volume, subDir string) error {
 	path := s.source.Path
 	if subDir != "" {

@@ -11,8 +11,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// TestUnreadableRecords: a damaged record, and that of a newer release, affect their own objects and
-// calls that compare the directories of all volumes. Their directories stay.
+// TestUnreadableRecords: a damaged record, and that of a newer release, affect their own objects
+// and calls that compare the directories of all volumes. Their directories stay.
 func TestUnreadableRecords(t *testing.T) {
 	for name, tc := range map[string]struct{ content, reason, says string }{
 		"torn":      {`{"version":1,"crc32c":"0`, "RecordUnreadable", "restore"},
@@ -80,6 +80,13 @@ func TestUnreadableRecords(t *testing.T) {
 			refused("Delete of another volume with files", b.Delete(ctx, full.ID, nil))
 			_, err = b.Create(ctx, w.request("nested", subDirKey, "teams/x"))
 			refused("Create of a nested directory", err)
+			if err := os.Mkdir(w.path("inner"), 0o777); err != nil {
+				t.Fatal(err)
+			}
+			inner := w.request("inner")
+			inner.Parameters[sourceKey] = w.source() + "/inner"
+			_, err = b.Create(ctx, inner)
+			refused("Create in a source inside of the source", err)
 			if err := b.Delete(ctx, empty.ID, nil); err != nil {
 				t.Errorf("Delete of an empty volume: %v", err)
 			}
@@ -94,6 +101,9 @@ func TestUnreadableRecords(t *testing.T) {
 			}
 			if _, err := b.Create(ctx, w.request("nested", subDirKey, "teams/x")); err != nil {
 				t.Errorf("Create without the record: %v", err)
+			}
+			if _, err := b.Create(ctx, inner); err != nil {
+				t.Errorf("Create in the inner source without the record: %v", err)
 			}
 			for _, v := range []string{"spoiled", "full"} {
 				if data, err := os.ReadFile(w.path(v, "data")); string(data) != "precious" {

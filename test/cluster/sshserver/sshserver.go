@@ -12,8 +12,8 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// NewKey returns a new Ed25519 key: the private part as PEM in the format of OpenSSH, and the public
-// part as a line of an authorized_keys file.
+// NewKey returns a new Ed25519 key: the private part as PEM in the format of OpenSSH, and the
+// public part as a line of an authorized_keys file.
 func NewKey() (private, public []byte, err error) {
 	pub, priv, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

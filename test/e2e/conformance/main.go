@@ -334,8 +334,8 @@ func (c *collector) storage(ctx context.Context, dir string) error {
 		return err
 	}
 	c.report.Runs = append(c.report.Runs, kept...)
-	for name, version := range former.Versions { // of the runs that were kept
-		if _, ok := c.report.Versions[name]; !ok {
+	for name, version := range former.Versions {
+		if _, ok := c.report.Versions[name]; !ok && len(kept) > 0 {
 			c.report.Versions[name] = version
 		}
 	}
