@@ -55,14 +55,16 @@ func (d *Dir) Names(name string) ([]string, error) {
 	return dir.Readdirnames(-1)
 }
 
-// Chmod sets the permissions of the directory name, independent of the umask.
+// Chmod sets the permissions of the directory name, independent of the umask. Windows has no modes:
+// there the directory and its entries get an access control list, with the group Users if others
+// may write.
 func (d *Dir) Chmod(name string, mode fs.FileMode) error {
 	dir, err := d.OpenDirFile(name)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	return dir.Chmod(mode)
+	return setMode(dir, mode)
 }
 
 // join returns the path of name for a message.

@@ -109,15 +109,19 @@ func (d *Dir) Remove(name string) error {
 	return d.full(name, d.root.Remove(name))
 }
 
-// Rename gives the entry called old the name new, in place of a file or empty directory that may be
+// Rename gives the entry called from the name to, in place of a file or empty directory that may be
 // there.
-func (d *Dir) Rename(old, new string) error {
-	for _, name := range []string{old, new} {
+func (d *Dir) Rename(from, to string) error {
+	for _, name := range []string{from, to} {
 		if err := d.checkParent("rename", name); err != nil {
 			return err
 		}
 	}
-	return d.root.Rename(old, new)
+	err := d.root.Rename(from, to)
+	if failed := (*os.LinkError)(nil); errors.As(err, &failed) {
+		return &os.LinkError{Op: failed.Op, Old: d.join(from), New: d.join(to), Err: failed.Err}
+	}
+	return err
 }
 
 // check returns an error unless the elements of name are directories, and the last has the type

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/causeway-csi/causeway/internal/regular"
+	"github.com/causeway-csi/causeway/internal/winetest"
 )
 
 func open(t testing.TB) (*Dir, string) {
@@ -109,8 +110,8 @@ func TestTheElementOfTheWrongTypeIsNamed(t *testing.T) {
 			0o700), "Remove": d.Remove("dir/file/a"),
 		"Rename from": d.Rename("dir/file/a", "b"), "Rename to": d.Rename("dir", "dir/file/a"),
 	} {
-		if want := filepath.Join(path, "dir", "file") + ": unexpected file type"; err == nil ||
-			!strings.Contains(err.Error(), want) {
+		if want := filepath.ToSlash(path) + "/dir/file: unexpected file type"; err == nil ||
+			!strings.Contains(filepath.ToSlash(err.Error()), want) {
 			t.Errorf("%s = %v, want %q", call, err, want)
 		}
 	}
@@ -154,7 +155,7 @@ func TestNoLinkIsFollowed(t *testing.T) {
 		os.WriteFile(filepath.Join(outside, "file"), []byte("secret"), 0o600))
 	for link, to := range map[string]string{"in": "dir", "in-file": "dir/file", "out": outside,
 		"out-file": filepath.Join(outside, "file"), "dir/up": "..", "none": "nowhere"} {
-		if err := os.Symlink(to, filepath.Join(path, link)); err != nil {
+		if err := winetest.Symlink(to, filepath.Join(path, link)); err != nil {
 			t.Skip(err)
 		}
 	}

@@ -31,7 +31,7 @@ func Install(ctx context.Context, log io.Writer, programs []Program) error {
 	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
 		return fmt.Errorf("install these first: %s", strings.Join(missing, " "))
 	}
-	fmt.Fprintln(log, "qemu: installing:", strings.Join(missing, " "))
+	fmt.Fprintln(log, "installing:", strings.Join(missing, " "))
 	if err := apt(ctx, "update", "-qq"); err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/winetest"
 )
 
 func TestARegularFileIsReadUpToTheLimit(t *testing.T) {
@@ -36,7 +38,7 @@ func TestALinkToAFileIsFollowed(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("file", filepath.Join(dir, "link")); err != nil {
+	if err := winetest.Symlink("file", filepath.Join(dir, "link")); err != nil {
 		t.Skip(err)
 	}
 	if got, err := ReadFile(filepath.Join(dir, "link"), 1); err != nil || string(got) != "x" {

@@ -1,0 +1,3 @@
+package atomicfile
+
+import _ "github.com/causeway-csi/causeway/internal/winetest"

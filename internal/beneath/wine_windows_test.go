@@ -1,0 +1,3 @@
+package beneath
+
+import _ "github.com/causeway-csi/causeway/internal/winetest"

@@ -1,0 +1,3 @@
+package peertls
+
+import _ "github.com/causeway-csi/causeway/internal/winetest"

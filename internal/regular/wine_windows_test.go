@@ -1,0 +1,3 @@
+package regular
+
+import _ "github.com/causeway-csi/causeway/internal/winetest"

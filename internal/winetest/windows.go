@@ -1,0 +1,6 @@
+//go:build !winetest
+
+package winetest
+
+// Wine reports whether the tests run under Wine.
+const Wine = false
