@@ -265,3 +265,18 @@ func neverMountedXFS(dev io.ReaderAt, super []byte) bool {
 	_, err := dev.ReadAt(log, int64(at)+unused)
 	return err == nil && len(bytes.Trim(log, "\x00")) == 0
 }
+
+// describeCopies names the first copy of a superblock, for an error.
+func (c content) describeCopies() string {
+	if len(c.copies) == 0 {
+		return ""
+	}
+	first := c.copies[0]
+	return fmt.Sprintf(" and, at byte %d, the copy of the superblock of an %s with the UUID %s", first.offset,
+		first.name, uuidText(first.id))
+}
+
+// uuidText returns a UUID of 32 hexadecimal digits as people write it.
+func uuidText(u string) string {
+	return u[:8] + "-" + u[8:12] + "-" + u[12:16] + "-" + u[16:20] + "-" + u[20:]
+}

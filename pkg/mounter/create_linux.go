@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserve makes an empty file size bytes large and allocates them: fallocate(2).
+// reserve allocates the first size bytes of a file, and makes it at least size bytes large:
+// fallocate(2). Bytes that the file has stay.
 func reserve(file *os.File, size int64) error {
 	return unix.Fallocate(int(file.Fd()), 0, 0, size)
 }

@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -9,14 +10,28 @@ import (
 	"testing"
 )
 
-// formatter writes a word where a filesystem would be, or fails.
-type formatter struct{ err error }
+// maker makes a sparse file with a word where a filesystem would be, or fails.
+type maker struct{ err error }
 
-func (f formatter) Format(_ context.Context, image *os.File, fsType string) error {
-	if _, err := image.WriteAt([]byte(fsType), 0); err != nil {
-		return err
+func (m maker) MakeImage(_ context.Context, path string, size int64, fsType string) error {
+	if m.err != nil {
+		return m.err
 	}
-	return f.err
+	return errors.Join(os.WriteFile(path, []byte(fsType), 0o600), os.Truncate(path, size))
+}
+
+// TestCreateImageReportsAFullDisk: the error of a mkfs has no errno.
+func TestCreateImageReportsAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	const tooLarge = 1 << 44 // bytes: the largest file of ext4; no test machine has as many
+	mkfs := maker{errors.New("a mkfs on a full disk")}
+	err := CreateImage(context.Background(), mkfs, filepath.Join(dir, "image"), tooLarge-4096, "ext4")
+	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EFBIG) {
+		t.Errorf("CreateImage = %v, want ENOSPC or EFBIG", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("it leaves %v, %v", left, err)
+	}
 }
 
 func TestCreateImage(t *testing.T) {
@@ -24,7 +39,7 @@ func TestCreateImage(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "image")
 	failed := errors.New("mkfs failed")
-	if err := CreateImage(context.Background(), formatter{failed}, path, size, "ext4"); !errors.Is(err, failed) {
+	if err := CreateImage(context.Background(), maker{failed}, path, size, "ext4"); !errors.Is(err, failed) {
 		t.Errorf("a failing mkfs: %v", err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -34,11 +49,11 @@ func TestCreateImage(t *testing.T) {
 	if err := os.WriteFile(path+incomplete, make([]byte, 2*size), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := CreateImage(context.Background(), formatter{}, path, size, "ext4"); err != nil {
+	if err := CreateImage(context.Background(), maker{}, path, size, "ext4"); err != nil {
 		t.Fatal(err)
 	}
 	content, err := os.ReadFile(path)
-	if err != nil || len(content) != size || string(content[:4]) != "ext4" {
+	if err != nil || len(content) != size || !bytes.Equal(content, append([]byte("ext4"), make([]byte, size-4)...)) {
 		t.Errorf("the image has %d bytes, %v", len(content), err)
 	}
 	info, err := os.Stat(path)

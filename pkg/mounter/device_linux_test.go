@@ -142,7 +142,7 @@ func idOnDisk(t *testing.T, device string) string {
 
 func TestABlankDeviceIsFormattedOnce(t *testing.T) {
 	for _, old := range []bool{false, true} {
-		for _, fsType := range FSTypes() {
+		for _, fsType := range linuxFSTypes() {
 			t.Run(fmt.Sprintf("%s, legacy=%v", fsType, old), func(t *testing.T) {
 				b := newLoopBench(t)
 				b.Host.(*linux).legacy.Store(old)
@@ -379,7 +379,7 @@ func TestADeviceThatCannotBeUsedStaysAsItIs(t *testing.T) {
 }
 
 func TestADeviceThatIsMountedElsewhereIsRefused(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)
 			m := b.attachDisk("disk", fsType, diskSize)
@@ -400,7 +400,7 @@ func TestADeviceThatIsMountedElsewhereIsRefused(t *testing.T) {
 
 // TestACopyOfADiskIsMountedBesideIt is about disks that are made from snapshots.
 func TestACopyOfADiskIsMountedBesideIt(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)
 			m, staging, other := b.attachDisk("disk", fsType, diskSize), b.path("staging"), b.path("other")
@@ -458,7 +458,7 @@ func (b *bench) resizeDisk(m Mount, name string, size int64) {
 }
 
 func TestAMountedDeviceGrows(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)
 			ctx := context.Background()
@@ -695,7 +695,7 @@ var dying = map[string]struct {
 
 func TestAFormatThatDiedIsBegunAnewByItsRecord(t *testing.T) {
 	for name, tc := range dying {
-		for _, fsType := range FSTypes() {
+		for _, fsType := range linuxFSTypes() {
 			t.Run(fsType+", "+name, func(t *testing.T) {
 				b := newLoopBench(t)
 				m := b.attachDisk("disk", fsType, diskSize)
@@ -750,7 +750,7 @@ func TestAFormatThatDiedElsewhereIsNotBegunAnew(t *testing.T) {
 // TestARecordDestroysNothingThatWasUsedSince: the volume moves to another node, and comes back.
 func TestARecordDestroysNothingThatWasUsedSince(t *testing.T) {
 	for _, name := range []string{"before it begins", "when it is done"} {
-		for _, fsType := range FSTypes() {
+		for _, fsType := range linuxFSTypes() {
 			t.Run(fsType+", "+name, func(t *testing.T) {
 				b := newLoopBench(t)
 				m := b.attachDisk("disk", fsType, diskSize)
@@ -776,7 +776,7 @@ func TestARecordDestroysNothingThatWasUsedSince(t *testing.T) {
 // or after it has synced a file.
 func TestARecordDestroysNothingThatADeadNodeUsed(t *testing.T) {
 	for _, synced := range []bool{false, true} {
-		for _, fsType := range FSTypes() {
+		for _, fsType := range linuxFSTypes() {
 			t.Run(fmt.Sprintf("%s, a file is synced: %v", fsType, synced), func(t *testing.T) {
 				b := newLoopBench(t)
 				m := b.attachDisk("disk", fsType, diskSize)
@@ -936,13 +936,13 @@ var crashes = []struct {
 	{"device:recorded", nil},
 	{"device:formatted", []string{btrfs}}, // the others do not tell whether all that mkfs wrote is on the disk
 	{"device:synced", []string{btrfs}},
-	{"device:unrecorded", FSTypes()},
-	{"device:mounted", FSTypes()},
+	{"device:unrecorded", linuxFSTypes()},
+	{"device:mounted", linuxFSTypes()},
 }
 
 func TestADriverThatDiesAtAnyStepMountsTheDiskTheNextTime(t *testing.T) {
 	for _, crash := range crashes {
-		for _, fsType := range FSTypes() {
+		for _, fsType := range linuxFSTypes() {
 			t.Run(crash.point+", "+fsType, func(t *testing.T) {
 				b := newLoopBench(t)
 				m, staging := b.attachDisk("disk", fsType, diskSize), b.path("staging")

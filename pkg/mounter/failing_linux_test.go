@@ -132,7 +132,7 @@ func shutDownExt4(t *testing.T, device, path string) {
 
 // TestADeadDiskShows when a filesystem next writes to it.
 func TestADeadDiskShows(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)
 			disk := b.image("disk", "xfs")
@@ -173,7 +173,7 @@ func TestADeadDiskShows(t *testing.T) {
 // TestATenantDoesNotHoldUpFailing, who has a FIFO mounted as a part of a volume, or holds the lock
 // of the volume's directory.
 func TestATenantDoesNotHoldUpFailing(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)
 			m := b.image("image", fsType)

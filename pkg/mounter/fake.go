@@ -47,6 +47,11 @@ func (f *Fake) Mounts() map[string]Mount {
 	return all
 }
 
+// Supports is that of Linux.
+func (f *Fake) Supports(k Kind, fsType string, options []string) error {
+	return linuxMounts.supports(k, fsType, options)
+}
+
 // Mount records m at path, and makes the directories and files of a real mount. Errors: those of a
 // real Host, and Err.
 func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
@@ -258,7 +263,7 @@ func (f *Fake) checkDevice(m Mount, size int64) error {
 	if m.ReadOnly {
 		return fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", ErrDevice, m.Source)
 	}
-	return f.Format(context.Background(), file, m.FSType)
+	return formatFake(file, m.FSType)
 }
 
 // The start of an image with a filesystem: this text, its type, and the offset of its UUID.
@@ -282,11 +287,69 @@ func readFake(m Mount) (id string, err error) {
 	return string(head[fakeUUID:]), nil
 }
 
-// Format writes the type of the filesystem to the start of the image.
-func (f *Fake) Format(_ context.Context, image *os.File, fsType string) error {
-	if _, ok := imageOptions[fsType]; !ok {
-		return fmt.Errorf("%w: %.32q", ErrFormat, fsType)
+// ImageExt is that of Linux.
+func (f *Fake) ImageExt() string { return "" }
+
+// MakeImage makes a sparse file, with the type of the filesystem at its start. Errors: those of a
+// real Host, and Err.
+func (f *Fake) MakeImage(ctx context.Context, path string, size int64, fsType string) error {
+	if err := errors.Join(ctx.Err(), f.Err); err != nil {
+		return err
 	}
+	if fsType != "" {
+		if err := checkFSType(fsType); err != nil {
+			return err
+		}
+		if err := f.Supports(Image, fsType, nil); err != nil {
+			return err
+		}
+	}
+	if err := f.noLinks(filepath.Dir(path)); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	err = file.Truncate(size)
+	if err == nil && fsType != "" {
+		err = formatFake(file, fsType)
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		err = errors.Join(err, os.Remove(path))
+	}
+	return err
+}
+
+// GrowImage makes the file longer. Errors: those of a real Host, and Err.
+func (f *Fake) GrowImage(ctx context.Context, path string, size int64) error {
+	if err := errors.Join(ctx.Err(), f.Err); err != nil {
+		return err
+	}
+	now, err := f.ImageSize(path)
+	if err != nil || now >= size {
+		return err
+	}
+	return os.Truncate(path, size)
+}
+
+// ImageSize returns the size of the file. Errors: those of a real Host.
+func (f *Fake) ImageSize(path string) (int64, error) {
+	if err := f.noLinks(path); err != nil {
+		return 0, err
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return 0, err
+	}
+	if !info.Mode().IsRegular() {
+		return 0, fmt.Errorf("%w: %s is not a file", ErrFormat, path)
+	}
+	return info.Size(), nil
+}
+
+// formatFake writes the type of the filesystem to the start of the image.
+func formatFake(image *os.File, fsType string) error {
 	head := make([]byte, fakeUUID, 2*fakeUUID)
 	copy(head, fakeFormat+fsType)
 	_, err := image.WriteAt(append(head, rand.Text()...), 0)

@@ -56,18 +56,7 @@ func (f looked) unfinished(r *formatting) bool {
 
 // uuid returns the UUID as mkfs takes it.
 func (f *formatting) uuid() string {
-	u := f.UUID
-	return u[:8] + "-" + u[8:12] + "-" + u[12:16] + "-" + u[16:20] + "-" + u[20:]
-}
-
-// describeCopies names the first copy of a superblock, for an error.
-func (c content) describeCopies() string {
-	if len(c.copies) == 0 {
-		return ""
-	}
-	first := c.copies[0]
-	return fmt.Sprintf(" and, at byte %d, the copy of the superblock of an %s with the UUID %s", first.offset,
-		first.name, (&formatting{UUID: first.id}).uuid())
+	return uuidText(f.UUID)
 }
 
 // newFormatting returns the record of a format that begins now.

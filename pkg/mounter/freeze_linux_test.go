@@ -60,7 +60,7 @@ func (b *bench) thaw() {
 	b.t.Helper()
 	for _, file := range b.loops() {
 		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(file)))
-		for _, fsType := range FSTypes() {
+		for _, fsType := range linuxFSTypes() {
 			m, err := mountDetached(device, fsType)
 			if err != nil {
 				continue
@@ -212,7 +212,7 @@ func lastOf(t testing.TB, file string) uint64 {
 }
 
 func TestAFreezeIsAPointInTime(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newFreezeBench(t)
 			m := b.image("image", fsType)
@@ -642,7 +642,7 @@ func TestAFilesystemThatCannotBeThawedIsReportedAsFrozen(t *testing.T) {
 // TestAWriteThatDoesNotEnd: the image's own freeze is given up at its limit; calls for other images
 // go on as ever, and the filesystem is not frozen when the write ends.
 func TestAWriteThatDoesNotEnd(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newFreezeBench(t)
 			m, other := b.image("image", fsType), b.image("other", fsType)
@@ -800,7 +800,7 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 // TestAListingThatDoesNotEnd: on btrfs a process that lists a directory can keep others from
 // opening it. The calls for its image are given up, those for others are not delayed.
 func TestAListingThatDoesNotEnd(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newFreezeBench(t)
 			m, other := b.image("image", fsType), b.image("other", fsType)
@@ -1001,7 +1001,7 @@ func TestTheHelperThawsWhenItsDriverDies(t *testing.T) {
 }
 
 func TestTheNextMounterThawsWhenTheHelperDiedToo(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		for _, unmounted := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, unmounted %v", fsType, unmounted), func(t *testing.T) {
 				b := newFreezeBench(t)

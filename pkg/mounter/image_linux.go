@@ -21,7 +21,7 @@ const btrfs = "btrfs"
 
 // mountImage mounts the filesystem in a file. mountImage never formats the image: a disk that
 // answers with errors looks blank to every tool, and a new filesystem would destroy the old
-// filesystem. See Format.
+// filesystem. See MakeImage.
 func (l *linux) mountImage(ctx context.Context, m Mount, src source, p pathHandle, attr attributeSet) error {
 	file, err := src.openImage()
 	if err != nil {
@@ -147,12 +147,15 @@ var formats = map[string][]string{
 	btrfs:  {"mkfs.btrfs", "-q", "-f"},
 }
 
-// canFormat returns errors.ErrUnsupported if the program that makes a filesystem is not installed.
+// canFormat returns errors.ErrUnsupported if the program that makes a filesystem is not installed,
+// or there is none for Linux, and ErrFormat for a type outside of FSTypes.
 func canFormat(fsType string) error {
+	if err := checkFSType(fsType); err != nil {
+		return err
+	}
 	command, ok := formats[fsType]
 	if !ok {
-		return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s",
-			ErrFormat, fsType, strings.Join(FSTypes(), ", "))
+		return fmt.Errorf("%w: the filesystem %s on Linux", errors.ErrUnsupported, fsType)
 	}
 	if _, err := exec.LookPath(command[0]); err != nil {
 		return fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, command[0])
@@ -160,16 +163,13 @@ func canFormat(fsType string) error {
 	return nil
 }
 
-func (l *linux) Format(ctx context.Context, image *os.File, fsType string) error {
-	command, ok := formats[fsType]
-	if !ok {
-		return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s",
-			ErrFormat, fsType, strings.Join(FSTypes(), ", "))
-	}
+// format makes a filesystem in an image that is not in use. canFormat has accepted its type.
+func (l *linux) format(ctx context.Context, image *os.File, fsType string) error {
 	d, err := imageDisk(image)
 	if err != nil {
 		return err
 	}
+	command := formats[fsType]
 	return l.tool(ctx, d, killed, command[0], command[1:]...)
 }
 

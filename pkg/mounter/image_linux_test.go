@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -57,22 +58,15 @@ func (b *bench) loops() []string {
 func (b *bench) image(name, fsType string) Mount {
 	b.t.Helper()
 	m := Mount{Kind: Image, Source: filepath.Join(b.storage, name), FSType: fsType, Sector: 512}
-	f, err := os.Create(m.Source)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Truncate(320 << 20); err != nil {
-		b.t.Fatal(err)
-	}
 	if fsType == "" {
 		m.Kind = Disk
-		return m
-	}
-	if _, err := exec.LookPath("mkfs." + fsType); err != nil {
+	} else if _, err := exec.LookPath("mkfs." + fsType); err != nil {
 		b.t.Skip(err)
 	}
-	if err := b.Format(context.Background(), f, fsType); err != nil {
+	if err := os.Remove(m.Source); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an earlier part of the test
+		b.t.Fatal(err)
+	}
+	if err := b.MakeImage(context.Background(), m.Source, 320<<20, fsType); err != nil {
 		b.t.Fatal(err)
 	}
 	return m
@@ -105,8 +99,8 @@ func TestOldAndNewMountCallsFailWithTheSameClass(t *testing.T) {
 		"second 64 KiB gone": func(m Mount) error { return overwrite(m.Source, 64<<10, 64<<10) },
 		"whole":              func(Mount) error { return nil },
 	}
-	for _, fsType := range FSTypes() {
-		for _, as := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
+		for _, as := range linuxFSTypes() {
 			for name, spoil := range spoils {
 				m := b.image("image", fsType)
 				if err := spoil(m); err != nil {
@@ -158,7 +152,7 @@ func TestFilesystemOptionsReachTheKernel(t *testing.T) {
 		"lazytime": "lazytime", "sync": "sync", "dirsync": "dirsync", "discard": "discard", "largeio": "largeio",
 		"autodefrag": "autodefrag",
 	}
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		for _, old := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, legacy=%v", fsType, old), func(t *testing.T) {
 				b := newLoopBench(t)
@@ -217,7 +211,7 @@ func TestMountErrorsContainTheKernelMessage(t *testing.T) {
 
 func TestImagesAreMounted(t *testing.T) {
 	ctx := context.Background()
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)
 			m := b.image("image", fsType)
@@ -400,7 +394,7 @@ func TestDiskIsMountedAsABlockDevice(t *testing.T) {
 func TestImagesGrow(t *testing.T) {
 	ctx := context.Background()
 	const larger = 512 << 20
-	for _, fsType := range append(FSTypes(), "") {
+	for _, fsType := range append(linuxFSTypes(), "") {
 		t.Run(cmp.Or(fsType, "device"), func(t *testing.T) {
 			b := newLoopBench(t)
 			m, path := b.image("image", fsType), b.path("staging")
@@ -454,7 +448,7 @@ func TestImagesGrow(t *testing.T) {
 // small for another group.
 func TestGrowLeavesATooSmallLastGroup(t *testing.T) {
 	ctx := context.Background()
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)
 			m, path := b.image("image", fsType), b.path("staging")
@@ -586,7 +580,7 @@ func TestReusedDeviceNumberKeepsNoSettings(t *testing.T) {
 	b.mount(m, b.path("staging"))
 	b.mount(readOnly.BindFrom(b.path("staging")), b.path("target"))
 	b.unmount(b.path("target"), b.path("staging"))
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		next := b.image(fsType, fsType)
 		b.mount(next, b.path(fsType))
 		if err := os.WriteFile(b.path(fsType, "f"), nil, 0o600); err != nil {

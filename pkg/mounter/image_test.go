@@ -5,27 +5,30 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/winetest"
 )
 
 // eternity is a limit that no test reaches, unless the test is stalled.
 const eternity = 5 * time.Minute
 
+// linuxFSTypes are the filesystems that an Image may have on Linux and on a Fake.
+func linuxFSTypes() []string { return slices.Sorted(maps.Keys(imageOptions)) }
+
 // fakeImage creates the file of an image of a fake, with a filesystem unless fsType is "".
 func (b *bench) fakeImage(name, fsType string) Mount {
 	b.t.Helper()
 	m := Mount{Kind: Image, Source: filepath.Join(b.storage, name), FSType: fsType, Sector: 512}
-	f, err := os.Create(m.Source)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	defer f.Close()
 	if fsType == "" {
 		m.Kind = Disk
-	} else if err := b.Format(context.Background(), f, fsType); err != nil {
+	}
+	if err := b.MakeImage(context.Background(), m.Source, 1<<20, fsType); err != nil {
 		b.t.Fatal(err)
 	}
 	return m
@@ -133,7 +136,7 @@ func testImageContract(
 
 	run("a freeze of a path that is no image does not call copyData", func(t *testing.T, b *bench) {
 		m, link := image(b, "image", "ext4"), filepath.Join(b.storage, "link")
-		if err := os.Symlink(m.Source, link); err != nil {
+		if err := winetest.Symlink(m.Source, link); err != nil {
 			t.Skipf("no symbolic links here: %v", err)
 		}
 		for path, want := range map[string]error{
@@ -227,7 +230,7 @@ func testImageContract(
 	})
 
 	run("a copy with another UUID is mounted beside its source", func(t *testing.T, b *bench) {
-		for _, fsType := range FSTypes() {
+		for _, fsType := range linuxFSTypes() {
 			m := image(b, fsType, fsType)
 			copied := b.copyImage(m, fsType+"-copy")
 			b.mount(m, b.path(fsType))
@@ -245,7 +248,7 @@ func testImageContract(
 				b.unmount(b.path(fsType + "-copy"))
 			}
 			other := copied
-			for _, other.FSType = range append(FSTypes(), "minix") {
+			for _, other.FSType = range append(linuxFSTypes(), "minix") {
 				if err := b.newUUID(other); other.FSType != fsType && !errors.Is(err, ErrFormat) {
 					t.Errorf("NewUUID of a %s as %s = %v, want ErrFormat", fsType, other.FSType, err)
 				}

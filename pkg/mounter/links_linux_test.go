@@ -49,7 +49,7 @@ func subjects() []subject {
 			return m.BindFrom(b.path("staging"))
 		}, true, 100},
 	}
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		all = append(all, subject{fsType, func(b *bench) Mount { return b.image("image", fsType) }, false, 12})
 	}
 	return all

@@ -49,7 +49,7 @@ func (l *locks[K]) wait(ctx context.Context, key K) error {
 		return nil
 	case <-ctx.Done():
 		l.leave(key, false)
-		return fmt.Errorf("wait for another call that uses the image: %w", ctx.Err())
+		return fmt.Errorf("wait for another call that uses the same volume or server: %w", ctx.Err())
 	}
 }
 

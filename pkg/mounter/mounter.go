@@ -3,16 +3,15 @@
 // A mount is a value. A backend describes a mount (Mount), and the driver passes the description to
 // the Mounter, which makes the mount. A backend that keeps volumes in images works on them with
 // Images. New returns both as a Host. So backends are portable, and all differences between
-// operating systems are in this package: mounter_linux.go has the real Host, mounter_windows.go and
-// mounter_other.go return errors, and Fake keeps its mounts in memory, for tests.
+// operating systems are in this package: mounter_linux.go has the Host of Linux, mounter_windows.go
+// that of Windows, whose mounts are links (links.go, and linkdisks.go and linkshares.go for disks and
+// shares), mounter_other.go returns errors, and Fake keeps its mounts in memory, for tests.
 package mounter
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,9 +36,10 @@ const (
 	Device Kind = "device"
 	// BlockDevice is a block device of this machine, such as a disk that was attached to it. With
 	// an FSType, the filesystem on the device is mounted, and made first if the device is blank.
-	// Without an FSType, the device itself is mounted, as a Disk. Linux only.
+	// Without an FSType, the device itself is mounted, as a Disk: on Linux only. On Windows, Mount
+	// finds the disk by its Serial, and Source is not used.
 	BlockDevice Kind = "block-device"
-	// Share is a directory on an SMB server. Linux only.
+	// Share is a directory on an SMB server.
 	Share Kind = "share"
 )
 
@@ -235,14 +235,52 @@ type Mounter interface {
 	Usage(ctx context.Context, path string) (Usage, error)
 }
 
+// PathCleaner is a Mounter of a system on which one path has several forms, such as Windows: the
+// kubelet sends a staging path without a drive, and a target path with one.
+type PathCleaner interface {
+	// CleanPath returns the form in which paths are compared. Errors: ErrPath for a path that no
+	// method accepts.
+	CleanPath(path string) (string, error)
+}
+
+// RuntimeReadOnly is a Mounter of a system without read-only mounts, such as Windows: the container
+// runtime makes a volume read-only, if readonly of NodePublishVolume requests it. Nothing else does.
+type RuntimeReadOnly interface {
+	// RuntimeReadOnly reports whether this is such a system.
+	RuntimeReadOnly() bool
+}
+
 // Images works on images, the files that hold the filesystems of volumes, and on their use by this
 // machine. A backend calls Images; only the driver calls a Mounter. Methods are safe for concurrent
 // use, also while a Mounter mounts, unmounts or grows the same image.
 type Images interface {
-	// Format makes a filesystem in an unused image, and overwrites its content. Errors: ErrFormat
-	// for a type outside of FSTypes, errors.ErrUnsupported where this machine cannot make the
-	// filesystem.
-	Format(ctx context.Context, image *os.File, fsType string) error
+	// Supports returns errors.ErrUnsupported if no machine with this operating system can mount a
+	// kind, or an Image with that filesystem, or a mount of them has no such options. It looks for
+	// no program: MakeImage does.
+	Supports(k Kind, fsType string, options []string) error
+
+	// ImageExt returns the extension that the name of an image must have, such as ".vhdx": "" where
+	// an image is a plain file with the bytes of its volume.
+	ImageExt() string
+
+	// MakeImage makes the file path, which must not exist: an image whose volume has size bytes,
+	// with an empty filesystem of a type, or without one for "" (a raw block volume). No other
+	// method makes a filesystem in an image. The content is durable when MakeImage returns; to make
+	// the name durable is up to the caller. After an error MakeImage has removed the file. After a
+	// death during the call, discard the file. Errors: fs.ErrExist, fs.ErrNotExist for the
+	// directory, ErrPath, ErrFormat for a type outside of FSTypes, errors.ErrUnsupported where this
+	// machine cannot make the image.
+	MakeImage(ctx context.Context, path string, size int64, fsType string) error
+
+	// GrowImage makes the volume in an image at least size bytes large, durably. It never makes the
+	// volume smaller, and repeated calls are fine. The filesystem grows when it is mounted, or by
+	// Grow. Errors: fs.ErrNotExist, ErrPath, ErrFormat if path is not an image, ErrBusy if the image
+	// is in use and this machine can only grow an unused image.
+	GrowImage(ctx context.Context, path string, size int64) error
+
+	// ImageSize returns the size in bytes of the volume in an image, which may be in use. Errors:
+	// fs.ErrNotExist, ErrPath, ErrFormat if path is not an image.
+	ImageSize(path string) (int64, error)
 
 	// NewUUID gives the filesystem in an unused image another UUID, so that it can be mounted
 	// beside its source. The image can be a copy of a filesystem in use, in the state of a power
@@ -313,66 +351,6 @@ type Host interface {
 	Images
 }
 
-// directoryOptions are the permitted mount options of a Directory. All others are rejected, above
-// all those that name a device, a credential or another filesystem. nodev is always set; nosuid is
-// set unless the options have suid.
-var directoryOptions = []string{
-	"ro", "rw", "exec", "noexec", "suid", "nosuid", "nodev",
-	"relatime", "noatime", "nodiratime", "strictatime",
-}
-
-// imageOptions are the permitted mount options of an Image beside directoryOptions, by filesystem
-// type. Options that weaken the guarantees of a filesystem, such as nobarrier or data=writeback,
-// are not among them.
-var imageOptions = map[string][]string{
-	"ext4":  {"discard", "lazytime", "sync", "dirsync", "data=journal"},
-	"xfs":   {"discard", "lazytime", "sync", "dirsync", "largeio"},
-	"btrfs": {"discard", "sync", "dirsync", "autodefrag", "compress=zstd", "compress=lzo", "compress=zlib"},
-}
-
-// FSTypes are the filesystems that an Image may have, sorted.
-func FSTypes() []string { return slices.Sorted(maps.Keys(imageOptions)) }
-
-// CheckOptions returns ErrOption for the first of options that a mount of kind k with this
-// filesystem type may not have. The error has the position of the option instead of its text, which
-// can be a secret (CSI spec v1.13, VolumeCapability.mount_flags).
-func CheckOptions(k Kind, fsType string, options []string) error {
-	allowed := directoryOptions
-	switch k {
-	case Directory:
-	case BlockDevice, Image:
-		if k == BlockDevice && fsType == "" {
-			allowed = nil
-			break
-		}
-		own, ok := imageOptions[fsType]
-		if !ok {
-			return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s", ErrFormat, fsType,
-				strings.Join(FSTypes(), ", "))
-		}
-		allowed = slices.Concat(allowed, own)
-	case Disk, Device:
-		allowed = nil
-	case Share:
-		for i, o := range options {
-			if !isShareOption(o) && !slices.Contains(directoryOptions, o) {
-				return fmt.Errorf("%w: option %d of %d: must be one of, with a valid value: %s", ErrOption, i+1,
-					len(options), strings.Join(slices.Concat(directoryOptions, shareOptionNames()), ", "))
-			}
-		}
-		return nil
-	default:
-		return fmt.Errorf("%w: a mount of kind %q", errors.ErrUnsupported, k)
-	}
-	for i, o := range options {
-		if !slices.Contains(allowed, o) {
-			return fmt.Errorf("%w: option %d of %d: must be one of: %s", ErrOption, i+1, len(options),
-				cmp.Or(strings.Join(allowed, ", "), "none"))
-		}
-	}
-	return nil
-}
-
 // formatOptions are the arguments of mkfs that a backend may set for a filesystem. Each has a
 // value. Arguments that name a file or a further device are not among them.
 var formatOptions = map[string][]string{
@@ -396,16 +374,6 @@ func CheckFormat(fsType string, arguments []string) error {
 		}
 	}
 	return nil
-}
-
-// IsOption reports whether an option is permitted for any kind: such an option is no secret.
-func IsOption(option string) bool {
-	for _, own := range imageOptions {
-		if slices.Contains(own, option) {
-			return true
-		}
-	}
-	return slices.Contains(directoryOptions, option) || isShareOption(option)
 }
 
 const (

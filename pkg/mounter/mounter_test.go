@@ -3,18 +3,58 @@ package mounter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/winetest"
 )
 
 // bench is a kubelet directory and a directory with volumes, for a single test.
 type bench struct {
 	Host
 	t                *testing.T
+	files            benchFiles // with both directories
 	kubelet, storage string
+	// options are mount options of a directory that the Host has, and that differ from each other
+	// and from the default; nil if a directory has no such options.
+	options []string
+	// unclean are paths in the kubelet directory in forms that the Host rejects.
+	unclean []string
+}
+
+// benchFiles is the filesystem of a bench: that of this machine, or one of a model.
+type benchFiles interface {
+	join(dir string, names ...string) string
+	mkdirAll(path string) error
+	writeFile(path, content string) error
+	symlink(text, path string) error // errors.ErrUnsupported where this is not possible
+	rename(from, to string) error
+	remove(path string) error
+	exists(path string) bool
+}
+
+// osFiles is the filesystem of this machine.
+type osFiles struct{}
+
+func (osFiles) join(dir string, names ...string) string {
+	return filepath.Join(append([]string{dir}, names...)...)
+}
+func (osFiles) mkdirAll(path string) error { return os.MkdirAll(path, 0o755) }
+func (osFiles) writeFile(path, content string) error {
+	return os.WriteFile(path, []byte(content), 0o640)
+}
+func (osFiles) rename(from, to string) error { return os.Rename(from, to) }
+func (osFiles) remove(path string) error     { return os.Remove(path) }
+func (osFiles) exists(path string) bool      { return exists(path) }
+func (osFiles) symlink(text, path string) error {
+	if err := winetest.Symlink(text, path); err != nil {
+		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	}
+	return nil
 }
 
 func newBench(t *testing.T, newHost func(dir string) Host) *bench {
@@ -22,7 +62,9 @@ func newBench(t *testing.T, newHost func(dir string) Host) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, kubelet: filepath.Join(dir, "kubelet"), storage: filepath.Join(dir, "storage")}
+	b := &bench{t: t, files: osFiles{}, kubelet: filepath.Join(dir, "kubelet"), storage: filepath.Join(dir, "storage"),
+		options: []string{"noexec", "noatime", "suid"}}
+	b.unclean = []string{b.kubelet + "//target", b.kubelet + "/target/", b.kubelet + "/./target"}
 	mkdir(t, b.kubelet)
 	mkdir(t, b.storage)
 	b.Host = newHost(b.kubelet)
@@ -32,15 +74,21 @@ func newBench(t *testing.T, newHost func(dir string) Host) *bench {
 // volume creates a directory as the source of a mount and returns its Mount.
 func (b *bench) volume(name string, options ...string) Mount {
 	b.t.Helper()
-	dir := filepath.Join(b.storage, name)
-	if _, err := os.Stat(dir); err != nil {
-		mkdir(b.t, dir)
-	}
+	dir := b.files.join(b.storage, name)
+	b.mkdir(dir)
 	return Mount{Kind: Directory, Source: dir, Options: options}
 }
 
 func (b *bench) path(elem ...string) string {
-	return filepath.Join(append([]string{b.kubelet}, elem...)...)
+	return b.files.join(b.kubelet, elem...)
+}
+
+// mkdir makes a directory, and its parents.
+func (b *bench) mkdir(path string) {
+	b.t.Helper()
+	if err := b.files.mkdirAll(path); err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 func (b *bench) mount(m Mount, path string) {
@@ -102,16 +150,16 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		if err := b.Unmount(ctx, path); err != nil {
 			t.Fatal(err)
 		}
-		if b.mounted(v, path) || !exists(path) {
+		if b.mounted(v, path) || !b.files.exists(path) {
 			t.Fatal("after Unmount the path must exist and must not be mounted")
 		}
-		if err := b.Remove(ctx, path); err != nil || exists(path) {
-			t.Fatalf("Remove = %v, path exists: %v", err, exists(path))
+		if err := b.Remove(ctx, path); err != nil || b.files.exists(path) {
+			t.Fatalf("Remove = %v, path exists: %v", err, b.files.exists(path))
 		}
 	})
 
 	run("every call is idempotent", func(t *testing.T, b *bench) {
-		v, path := b.volume("v", "noexec", "noatime"), b.path("target")
+		v, path := b.volume("v", b.options...), b.path("target")
 		for range 3 {
 			b.mount(v, path)
 		}
@@ -136,9 +184,9 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		readOnly := b.volume("v")
 		readOnly.ReadOnly = true
 		b.refused(b.volume("other"), path, ErrConflict)
-		b.refused(b.volume("v", "noexec"), path, ErrConflict)
-		b.refused(b.volume("v", "suid"), path, ErrConflict)
-		b.refused(b.volume("v", "noatime"), path, ErrConflict)
+		for _, o := range b.options {
+			b.refused(b.volume("v", o), path, ErrConflict)
+		}
 		b.refused(readOnly, path, ErrConflict)
 		b.mount(b.volume("v", "rw"), path) // equal options, written in another way
 		b.mount(b.volume("v", "ro", "rw"), path)
@@ -146,20 +194,20 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 
 	run("every method rejects a path outside the kubelet directory", func(t *testing.T, b *bench) {
 		v := b.volume("v")
-		mkdir(t, b.path("real"))
-		if err := os.Symlink(b.path("real"), b.path("link")); err != nil {
+		b.mkdir(b.path("real"))
+		if err := b.files.symlink(b.path("real"), b.path("link")); err != nil {
 			t.Skipf("no symbolic links here: %v", err)
 		}
-		if err := os.WriteFile(b.path("file"), nil, 0o600); err != nil {
+		if err := b.files.writeFile(b.path("file"), ""); err != nil {
 			t.Fatal(err)
 		}
-		for _, path := range []string{
+		for _, path := range append(b.unclean, []string{
 			"", "relative", b.kubelet, b.kubelet + "/", b.kubelet + "/../storage/x", b.kubelet + "x/y",
 			b.storage + "/y",
-			b.kubelet + "//target", b.kubelet + "/target/", b.kubelet + "/./target", "/",
+			"/",
 			b.path("nul\x00"), b.path(strings.Repeat("x/", 3000)), b.path(strings.Repeat("x", 300)), b.path("link"),
 			b.path("link", "target"), b.path("file", "target"),
-		} {
+		}...) {
 			if err := b.Mount(ctx, v, path); !errors.Is(err, ErrPath) {
 				t.Errorf("Mount(%.60q) = %v, want ErrPath", path, err)
 			}
@@ -174,19 +222,19 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 			}
 		}
 		b.refused(v, b.path("file"), ErrPath)
-		if !exists(b.path("link")) || !exists(b.path("file")) || exists(b.path("real", "target")) {
+		if !b.files.exists(b.path("link")) || !b.files.exists(b.path("file")) || b.files.exists(b.path("real", "target")) {
 			t.Error("a rejected call changed something")
 		}
 	})
 
 	run("Mount and Remove reject a directory with files", func(t *testing.T, b *bench) {
 		path := b.path("target")
-		mkdir(t, filepath.Join(path, "foreign"))
+		b.mkdir(b.files.join(path, "foreign"))
 		b.refused(b.volume("v"), path, ErrNotEmpty)
 		if err := b.Remove(ctx, path); !errors.Is(err, ErrNotEmpty) {
 			t.Errorf("Remove = %v, want ErrNotEmpty", err)
 		}
-		if !exists(filepath.Join(path, "foreign")) {
+		if !b.files.exists(b.files.join(path, "foreign")) {
 			t.Error("the foreign files are gone")
 		}
 	})
@@ -194,15 +242,15 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 	run("Remove rejects a file that no mount has created", func(t *testing.T, b *bench) {
 		for _, content := range []string{"", "precious"} {
 			path := b.path("file" + content)
-			if err := os.WriteFile(path, []byte(content), 0o640); err != nil {
+			if err := b.files.writeFile(path, content); err != nil {
 				t.Fatal(err)
 			}
 			for range 2 {
 				if err := b.Unmount(ctx, path); err != nil {
 					t.Errorf("Unmount = %v", err)
 				}
-				if err := b.Remove(ctx, path); !errors.Is(err, ErrPath) || !exists(path) {
-					t.Errorf("Remove = %v, want ErrPath; the file is there: %v", err, exists(path))
+				if err := b.Remove(ctx, path); !errors.Is(err, ErrPath) || !b.files.exists(path) {
+					t.Errorf("Remove = %v, want ErrPath; the file is there: %v", err, b.files.exists(path))
 				}
 			}
 		}
@@ -211,13 +259,13 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 	run("Remove unmounts first", func(t *testing.T, b *bench) {
 		v, path := b.volume("v"), b.path("target")
 		b.mount(v, path)
-		mkdir(t, filepath.Join(v.Source, "precious"))
+		b.mkdir(b.files.join(v.Source, "precious"))
 		for range 3 {
-			if err := b.Remove(ctx, path); err != nil || exists(path) {
-				t.Fatalf("Remove = %v, path exists: %v", err, exists(path))
+			if err := b.Remove(ctx, path); err != nil || b.files.exists(path) {
+				t.Fatalf("Remove = %v, path exists: %v", err, b.files.exists(path))
 			}
 		}
-		if !exists(filepath.Join(v.Source, "precious")) {
+		if !b.files.exists(b.files.join(v.Source, "precious")) {
 			t.Error("the volume's files are gone")
 		}
 	})
@@ -235,19 +283,20 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 
 	run("a missing source leaves no path behind", func(t *testing.T, b *bench) {
 		v, path := b.volume("v"), b.path("target")
-		if err := os.Remove(v.Source); err != nil {
+		if err := b.files.remove(v.Source); err != nil {
 			t.Fatal(err)
 		}
 		b.refused(v, path, os.ErrNotExist)
-		if exists(path) {
+		if b.files.exists(path) {
 			t.Error("the path was left behind")
 		}
 	})
 
 	run("every method rejects a source that leads through a link", func(t *testing.T, b *bench) {
-		v := b.volume("volumes/v")
-		dir := filepath.Dir(v.Source)
-		if err := errors.Join(os.Rename(dir, dir+"-moved"), os.Symlink(dir+"-moved", dir)); err != nil {
+		dir := b.volume("volumes").Source
+		v := Mount{Kind: Directory, Source: b.files.join(dir, "v")}
+		b.mkdir(v.Source)
+		if err := errors.Join(b.files.rename(dir, dir+"-moved"), b.files.symlink(dir+"-moved", dir)); err != nil {
 			t.Skipf("no symbolic links here: %v", err)
 		}
 		b.refused(v, b.path("target"), ErrPath)
@@ -257,18 +306,18 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		if _, err := b.MountPointsOf(v.Source); !errors.Is(err, ErrPath) {
 			t.Errorf("MountPointsOf = %v, want ErrPath", err)
 		}
-		if exists(b.path("target")) {
+		if b.files.exists(b.path("target")) {
 			t.Error("the path was left behind")
 		}
 	})
 
 	run("Mount rejects an unknown option and does not show it", func(t *testing.T, b *bench) {
-		err := b.Mount(ctx, b.volume("v", "noexec", "geheim"), b.path("target"))
+		err := b.Mount(ctx, b.volume("v", "rw", "geheim"), b.path("target"))
 		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "option 2 of 2") ||
 			strings.Contains(err.Error(), "geheim") {
 			t.Errorf("Mount = %v, want ErrOption with the number of the option", err)
 		}
-		if exists(b.path("target")) {
+		if b.files.exists(b.path("target")) {
 			t.Error("the path was left behind")
 		}
 		b.refused(Mount{Kind: "unheard-of", Source: b.storage}, b.path("target"), errors.ErrUnsupported)
@@ -294,7 +343,7 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		if got, _ := b.MountPointsOf(b.storage); len(got) != 4 {
 			t.Errorf("MountPointsOf(storage) = %v, want all four", got)
 		}
-		if got, err := b.MountPointsOf(filepath.Join(b.storage, "none")); err != nil || len(got) != 0 {
+		if got, err := b.MountPointsOf(b.files.join(b.storage, "none")); err != nil || len(got) != 0 {
 			t.Errorf("MountPointsOf(none) = %v, %v, want none", got, err)
 		}
 		if err := b.Unmount(ctx, b.path("two")); err != nil {
@@ -360,7 +409,7 @@ func FuzzCheckOptions(f *testing.F) {
 			t.Errorf("CheckOptions of an image with %q = %v", o, err)
 		}
 		err := CheckOptions(Share, "", []string{o})
-		if listed := slices.Contains(directoryOptions, o) || isShareOption(o); listed && err != nil ||
+		if listed := slices.Contains(directoryOptions, o) || isShareOption(shareOptions, o); listed && err != nil ||
 			!listed && !errors.Is(err, ErrOption) {
 			t.Errorf("CheckOptions(%q) of a share = %v", o, err)
 		}

@@ -1,6 +1,12 @@
 package mounter
 
-import "golang.org/x/sys/unix"
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
 
 // attributeSet holds mount options in both encodings of the kernel: the attributes that
 // mount_setattr(2) takes, and the flags that statfs(2) must show afterwards.
@@ -37,6 +43,10 @@ var linuxOptions = map[string]struct {
 // a pod must not open device nodes that are stored in a volume. nosuid is set unless the options
 // include suid.
 func attributes(m Mount) (attributeSet, error) {
+	if _, isType := linuxMounts.fsTypes[m.FSType]; !isType && slices.Contains(FSTypes(), m.FSType) {
+		return attributeSet{}, fmt.Errorf("%w: %w: the filesystem %s on Linux", ErrFormat, errors.ErrUnsupported,
+			m.FSType)
+	}
 	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return attributeSet{}, err
 	}

@@ -380,11 +380,14 @@ func (l *linux) statSource(path string) (state, error) {
 }
 
 // openImage opens the image for reading and writing. Errors: ErrFormat if s is not a regular file.
-func (s source) openImage() (*os.File, error) {
+func (s source) openImage() (*os.File, error) { return s.openImageFor(unix.O_RDWR) }
+
+// openImageFor is openImage with the access of flags.
+func (s source) openImageFor(flags int) (*os.File, error) {
 	if s.kind() != unix.S_IFREG {
 		return nil, fmt.Errorf("%w: %s is not a regular file", ErrFormat, s.path)
 	}
-	fd, err := unix.Open(procPath(s.fd), unix.O_RDWR|unix.O_CLOEXEC, 0) // exactly the file that s holds
+	fd, err := unix.Open(procPath(s.fd), flags|unix.O_CLOEXEC, 0) // exactly the file that s holds
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: s.path, Err: err}
 	}

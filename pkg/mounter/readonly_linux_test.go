@@ -40,7 +40,7 @@ func readOnlyState(t *testing.T, device string) string {
 // log to replay.
 func TestReadOnlyMountWritesNothing(t *testing.T) {
 	for _, old := range []bool{false, true} {
-		for _, fsType := range FSTypes() {
+		for _, fsType := range linuxFSTypes() {
 			t.Run(fmt.Sprintf("%s, legacy=%v", fsType, old), func(t *testing.T) {
 				b := newLoopBench(t)
 				b.Host.(*linux).legacy.Store(old)

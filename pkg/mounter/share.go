@@ -182,7 +182,7 @@ func (s ShareSource) same(other ShareSource) bool {
 	return s.Server == other.Server && strings.EqualFold(s.Share, other.Share) && s.Path == other.Path
 }
 
-// shareOptions are the permitted options of a Share beside directoryOptions: for each, the form of
+// shareOptions are the permitted options of a Share on Linux beside directoryOptions: for each, the form of
 // its value, or nil for an option without a value. Options that name a server, a credential or a
 // file are not among them, nor those that weaken the consistency of the data. mount.cifs(8).
 var shareOptions = map[string]*regexp.Regexp{
@@ -205,18 +205,18 @@ var (
 	bytes32 = regexp.MustCompile(`^[1-9][0-9]{3,7}$`)
 )
 
-// isShareOption reports whether a Share may have an option.
-func isShareOption(option string) bool {
+// isShareOption reports whether an option is one of those permitted.
+func isShareOption(permitted map[string]*regexp.Regexp, option string) bool {
 	name, value, hasValue := strings.Cut(option, "=")
-	form, ok := shareOptions[name]
+	form, ok := permitted[name]
 	return ok && hasValue == (form != nil) && (form == nil || form.MatchString(value))
 }
 
-// shareOptionNames returns the names of the options of a Share, sorted, for an error.
-func shareOptionNames() []string {
+// shareOptionNames returns the names of permitted options, sorted, for an error.
+func shareOptionNames(permitted map[string]*regexp.Regexp) []string {
 	var names []string
-	for _, name := range slices.Sorted(maps.Keys(shareOptions)) {
-		if shareOptions[name] != nil {
+	for _, name := range slices.Sorted(maps.Keys(permitted)) {
+		if permitted[name] != nil {
 			name += "="
 		}
 		names = append(names, name)

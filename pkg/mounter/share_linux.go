@@ -206,7 +206,7 @@ func ownParameters(m Mount) [][2]string {
 		switch {
 		case name == "vers":
 			version[1] = value
-		case isShareOption(o):
+		case isShareOption(shareOptions, o):
 			parameters = append(parameters, [2]string{name, value})
 		}
 	}

@@ -80,6 +80,11 @@ func (s *stalls) admit(tenant string) error {
 	return nil
 }
 
+// Supports returns errors.ErrUnsupported for a filesystem of another operating system.
+func (l *linux) Supports(k Kind, fsType string, options []string) error {
+	return linuxMounts.supports(k, fsType, options)
+}
+
 func (l *linux) Helpers() []Helpers {
 	freezes, maxFreezes := l.freezers.Busy()
 	others, maxOthers := l.helpers.Busy()

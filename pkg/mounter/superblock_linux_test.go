@@ -19,7 +19,7 @@ func damage(t *testing.T, device, with string) {
 // used the disk since. Then the first superblock is damaged.
 func TestFormatRecordDestroysNoDamagedFilesystem(t *testing.T) {
 	for _, name := range []string{"before it begins", "when it is done"} {
-		for _, fsType := range FSTypes() {
+		for _, fsType := range linuxFSTypes() {
 			for _, with := range []string{"\x00", "x"} {
 				t.Run(fsType+", "+name+", "+map[string]string{"\x00": "zeroes", "x": "data"}[with], func(t *testing.T) {
 					b := newLoopBench(t)

@@ -34,7 +34,7 @@ func (b *bench) format(m Mount, limit time.Duration) error {
 		b.t.Fatal(err)
 	}
 	defer f.Close()
-	return b.Format(context.Background(), f, "ext4")
+	return b.Host.(*linux).fillImage(context.Background(), f, 320<<20, "ext4")
 }
 
 func TestProgramWithoutProgressIsGivenUp(t *testing.T) {
@@ -43,7 +43,7 @@ func TestProgramWithoutProgressIsGivenUp(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pid")
 	useTool(t, "mkfs.ext4", "echo $$ > "+file+"; exec sleep 1000")
 	if err := b.format(m, time.Second); !errors.Is(err, ErrStalled) || !strings.Contains(err.Error(), "no progress") {
-		t.Fatalf("Format = %v, want ErrStalled for lack of progress", err)
+		t.Fatalf("fillImage = %v, want ErrStalled for lack of progress", err)
 	}
 	pid, err := os.ReadFile(file)
 	if err != nil {
@@ -64,7 +64,7 @@ func TestProgramWithProgressIsNotGivenUp(t *testing.T) {
 	m := b.image("image", "")
 	useTool(t, "mkfs.ext4", "i=0; while [ $i -lt 60 ]; do echo; i=$((i+1)); sleep 0.1; done")
 	if err := b.format(m, 4*time.Second); err != nil {
-		t.Errorf("Format = %v", err)
+		t.Errorf("fillImage = %v", err)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestUnkillableProgramMakesTheImageStalled(t *testing.T) {
 	p := hang.Write(t, held)
 	useTool(t, "mkfs.ext4", "exec cat "+held)
 	if err := b.format(m, time.Second); !errors.Is(err, ErrStalled) {
-		t.Fatalf("Format = %v, want ErrStalled", err)
+		t.Fatalf("fillImage = %v, want ErrStalled", err)
 	}
 	all, err := b.Failing()
 	if err != nil || all[m.Source].Kind != Stalled || !strings.Contains(all[m.Source].Message, "mkfs.ext4") {

@@ -48,7 +48,7 @@ func (b *bench) shows(want string, elem ...string) {
 }
 
 func TestCopyWithANewUUIDIsMountedBesideItsSource(t *testing.T) {
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		for _, dirty := range []bool{false, true} {
 			t.Run(fsType+map[bool]string{false: ", clean", true: ", after a power cut"}[dirty], func(t *testing.T) {
 				b := newLoopBench(t)
@@ -134,7 +134,7 @@ func TestNewUUIDHonoursTheSectorSize(t *testing.T) {
 
 func TestNewUUIDRejectsABlankImage(t *testing.T) {
 	b := newLoopBench(t)
-	for _, fsType := range FSTypes() {
+	for _, fsType := range linuxFSTypes() {
 		m := b.image("image", "")
 		m.FSType = fsType
 		before := b.copyImage(m, "before")
@@ -165,7 +165,7 @@ func TestNewUUIDEndsWithItsContext(t *testing.T) {
 	b := newLoopBench(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	for _, fsType := range slices.DeleteFunc(FSTypes(), func(t string) bool { return t == "ext4" }) {
+	for _, fsType := range slices.DeleteFunc(linuxFSTypes(), func(t string) bool { return t == "ext4" }) {
 		m := b.image(fsType, fsType)
 		f, err := os.OpenFile(m.Source, os.O_RDWR, 0)
 		if err != nil {

@@ -1,0 +1,153 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"time"
+)
+
+// linksHost is the Host of a system on which a mount is a link.
+type linksHost struct{ *links }
+
+// errNoImages is the error of calls about images.
+var errNoImages = fmt.Errorf("%w: disk images on Windows: use volumes of the kind directory", errors.ErrUnsupported)
+
+// errNoRestore is the error of the restoring of images.
+var errNoRestore = fmt.Errorf("%w: volumes from snapshots or clones of disk images on Windows: a copy has the "+
+	"identifiers of its source, and it is not known whether Windows attaches both: use volumes of the kind directory",
+	errors.ErrUnsupported)
+
+// hasDisks reports whether this system has disks for volumes.
+func (h linksHost) hasDisks() bool { return h.links != nil && h.disks != nil }
+
+// Supports is that of Images.
+func (h linksHost) Supports(k Kind, fsType string, options []string) error {
+	if err := windowsMounts.supports(k, fsType, options); err != nil {
+		return err
+	}
+	if k == Image && h.links != nil && h.disks == nil {
+		return errNoImages
+	}
+	return nil
+}
+
+// NewUUID returns errors.ErrUnsupported: images are not restored here.
+func (linksHost) NewUUID(context.Context, *os.File, string, int) error { return errNoRestore }
+
+// Freeze calls copyData while the images are not attached. Calls that attach one of them, or change
+// its size, wait. No filesystem can be frozen here, so the error for an image that is attached is
+// ErrBusy.
+func (h linksHost) Freeze(ctx context.Context, _ string, images []string, limit time.Duration,
+	copyData func(ctx context.Context) error) error {
+	if len(images) > 0 {
+		release, err := h.keepDetached(ctx, images)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := copyData(limited)
+	if len(images) > 0 && ctx.Err() == nil && limited.Err() != nil {
+		return errors.Join(err, fmt.Errorf("%w: the copy lasted longer than %s", ErrThawed, limit))
+	}
+	return err
+}
+
+// keepDetached locks images that are not attached. Errors: ErrBusy for an image that is attached.
+func (h linksHost) keepDetached(ctx context.Context, images []string) (release func(), err error) {
+	if !h.hasDisks() {
+		return nil, errNoImages
+	}
+	byKey := map[string]string{}
+	for _, image := range images {
+		path, err := h.imagePath(image)
+		if err != nil {
+			return nil, err
+		}
+		byKey[h.key(path)] = path
+	}
+	keys := slices.Sorted(maps.Keys(byKey))
+	if release, err = h.disks.images.lock(ctx, keys...); err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		info, err := h.disks.vhdx(byKey[key])
+		if err == nil && info.attached {
+			err = fmt.Errorf("%w: %s is attached, and no filesystem can be frozen on Windows: stop the pods that use "+
+				"the volume", ErrBusy, byKey[key])
+		}
+		if err != nil {
+			release()
+			return nil, err
+		}
+	}
+	return release, nil
+}
+
+// Tune does nothing: images always use the page cache of their file.
+func (linksHost) Tune(context.Context, Mount) error { return nil }
+
+// failingTime is how long Failing waits for a volume.
+const failingTime = 5 * time.Second
+
+// Failing asks the volumes of images for their dirty bit and their read-only flag.
+func (h linksHost) Failing() (map[string]Failure, error) {
+	if !h.hasDisks() {
+		return nil, nil
+	}
+	failing, asked := map[string]Failure{}, map[string]bool{}
+	var errs []error
+	for _, r := range h.records.all() {
+		if r.Image == "" || asked[h.key(r.Image)] {
+			continue
+		}
+		asked[h.key(r.Image)] = true
+		switch f, err := h.failureAt(r.Source); {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("%s: %w", r.Image, err))
+		case f != nil:
+			failing[r.Image] = *f
+		}
+	}
+	return failing, errors.Join(errs...)
+}
+
+// failureAt returns the failure of the volume at a folder. A volume that is gone, as after a reboot,
+// has none.
+func (h linksHost) failureAt(folder string) (*Failure, error) {
+	type answer struct {
+		f   *Failure
+		err error
+	}
+	result := make(chan answer, 1)
+	go func() {
+		volume, present, err := h.disks.volumeAt(folder)
+		a := answer{err: err}
+		if err == nil && present {
+			a.f, a.err = h.disks.failure(volume)
+		}
+		if errors.Is(a.err, fs.ErrNotExist) {
+			a.err = nil
+		}
+		result <- a
+	}()
+	select {
+	case a := <-result:
+		return a.f, a.err
+	case <-time.After(failingTime):
+		return &Failure{Stalled, "the volume does not answer"}, nil
+	}
+}
+
+// Checks returns nothing: no filesystem is checked before it is mounted.
+func (linksHost) Checks() []Check { return nil }
+
+// Helpers returns nothing: no system call is made in a helper process.
+func (linksHost) Helpers() []Helpers { return nil }

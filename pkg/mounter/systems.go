@@ -1,0 +1,201 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// system has the mounts of an operating system.
+type system struct {
+	name  string
+	kinds []Kind
+	// options are the permitted mount options of every kind with a filesystem.
+	options []string
+	// fsTypes are the filesystems of an Image or BlockDevice, with their permitted options beside
+	// options.
+	fsTypes map[string][]string
+	// share are the permitted options of a Share beside options: see shareOptions.
+	share map[string]*regexp.Regexp
+}
+
+// linuxMounts are the mounts of Linux. Options that name a device, a credential or another
+// filesystem are not among them, nor those that weaken the guarantees of a filesystem, such as
+// nobarrier or data=writeback. nodev is always set; nosuid is set unless the options have suid.
+var linuxMounts = system{
+	name:    "Linux",
+	kinds:   []Kind{Directory, Image, Disk, Device, BlockDevice, Share},
+	options: directoryOptions,
+	fsTypes: imageOptions,
+	share:   shareOptions,
+}
+
+// windowsMounts are the mounts of Windows. The runtime of the containers enforces ro.
+var windowsMounts = system{
+	name:    "Windows",
+	kinds:   []Kind{Directory, Image, BlockDevice, Share},
+	options: []string{"ro", "rw"},
+	fsTypes: map[string][]string{ntfs: nil},
+	share:   windowsShareOptions,
+}
+
+// windowsShareOptions are the permitted options of a Share on Windows. seal has an effect: the
+// mapping demands encryption. sec=ntlmssp selects a user and a password, which Windows always needs;
+// it may log in by Kerberos with them. All others say how Linux shows, finds or caches files: they
+// have no effect, so that a storage class can serve nodes of both systems.
+//
+// Options whose security Windows would silently not keep are not among them. guest and sec=krb5 need
+// a login that a mapping does not have. vers: Windows negotiates the newest dialect, but accepts SMB
+// 2 from an old server. sign: a mapping of csi-proxy v2.0.0-alpha.2 cannot demand signatures. For
+// both, seal is the remedy: it needs SMB 3, and encrypted messages are signed.
+var windowsShareOptions = func() map[string]*regexp.Regexp {
+	options := maps.Clone(shareOptions)
+	for _, name := range []string{"guest", "vers", "sign"} {
+		delete(options, name)
+	}
+	options["sec"] = regexp.MustCompile(`^ntlmssp$`)
+	return options
+}()
+
+// systems are the operating systems whose nodes a cluster can mix.
+var systems = []system{linuxMounts, windowsMounts}
+
+// directoryOptions are the permitted mount options of a Directory on Linux.
+var directoryOptions = []string{
+	"ro", "rw", "exec", "noexec", "suid", "nosuid", "nodev",
+	"relatime", "noatime", "nodiratime", "strictatime",
+}
+
+// imageOptions are the permitted mount options of an Image on Linux beside directoryOptions, by
+// filesystem type.
+var imageOptions = map[string][]string{
+	"ext4":  {"discard", "lazytime", "sync", "dirsync", "data=journal"},
+	"xfs":   {"discard", "lazytime", "sync", "dirsync", "largeio"},
+	"btrfs": {"discard", "sync", "dirsync", "autodefrag", "compress=zstd", "compress=lzo", "compress=zlib"},
+}
+
+// supports is Images.Supports of this system.
+func (s system) supports(k Kind, fsType string, options []string) error {
+	switch _, isType := s.fsTypes[fsType]; {
+	case !slices.Contains(s.kinds, k), k == BlockDevice && fsType == "" && !slices.Contains(s.kinds, Disk):
+		return fmt.Errorf("%w: a volume of kind %q on %s", errors.ErrUnsupported, k, s.name)
+	case k == Image && !isType, k == BlockDevice && fsType != "" && !isType:
+		return fmt.Errorf("%w: the filesystem %.32q on %s", errors.ErrUnsupported, fsType, s.name)
+	}
+	if i := s.forbidden(k, fsType, options); i >= 0 {
+		return fmt.Errorf("%w: mount option %d of %d on %s, which has only: %s", errors.ErrUnsupported, i+1,
+			len(options), s.name, s.optionNames(k, fsType))
+	}
+	return nil
+}
+
+// forbidden returns the index of the first of options that a mount of kind k with this filesystem
+// type may not have; -1 if there is none.
+func (s system) forbidden(k Kind, fsType string, options []string) int {
+	return slices.IndexFunc(options, func(o string) bool { return !s.permits(k, fsType, o) })
+}
+
+// permits reports whether a mount of kind k with this filesystem type may have an option.
+func (s system) permits(k Kind, fsType, option string) bool {
+	switch {
+	case k == Disk, k == Device, k == BlockDevice && fsType == "":
+		return false
+	case slices.Contains(s.options, option):
+		return true
+	case k == Share:
+		return isShareOption(s.share, option)
+	case k == Directory:
+		return false
+	}
+	return slices.Contains(s.fsTypes[fsType], option)
+}
+
+// optionNames returns the names of the permitted options, for an error.
+func (s system) optionNames(k Kind, fsType string) string {
+	switch {
+	case k == Disk, k == Device, k == BlockDevice && fsType == "":
+		return "none"
+	case k == Share:
+		return strings.Join(slices.Concat(s.options, shareOptionNames(s.share)), ", ")
+	case k == Directory:
+		return strings.Join(s.options, ", ")
+	}
+	return strings.Join(slices.Concat(s.options, s.fsTypes[fsType]), ", ")
+}
+
+// FSTypes are the filesystems that an Image may have on an operating system, sorted.
+func FSTypes() []string {
+	var all []string
+	for _, s := range systems {
+		all = slices.AppendSeq(all, maps.Keys(s.fsTypes))
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// checkFSType returns ErrFormat for a type outside of FSTypes.
+func checkFSType(fsType string) error {
+	if all := FSTypes(); !slices.Contains(all, fsType) {
+		return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s", ErrFormat, fsType,
+			strings.Join(all, ", "))
+	}
+	return nil
+}
+
+// CheckOptions returns ErrOption for the first of options that a mount of kind k with this
+// filesystem type may not have on any operating system; Images.Supports is about that of a node.
+// The error has the position of the option instead of its text, which can be a secret (CSI spec
+// v1.13, VolumeCapability.mount_flags).
+func CheckOptions(k Kind, fsType string, options []string) error {
+	if k == Image || k == BlockDevice && fsType != "" {
+		if err := checkFSType(fsType); err != nil {
+			return err
+		}
+	}
+	known := false
+	for _, s := range systems {
+		known = known || slices.Contains(s.kinds, k)
+	}
+	if !known {
+		return fmt.Errorf("%w: a mount of kind %q", errors.ErrUnsupported, k)
+	}
+	for i, o := range options {
+		if !slices.ContainsFunc(systems, func(s system) bool {
+			_, isType := s.fsTypes[fsType]
+			return (isType || fsType == "") && s.permits(k, fsType, o)
+		}) {
+			return fmt.Errorf("%w: option %d of %d: must be one of, with a valid value: %s", ErrOption, i+1,
+				len(options), anyOptionNames(k, fsType))
+		}
+	}
+	return nil
+}
+
+// anyOptionNames returns the names of the options of a mount on any operating system, for an error.
+func anyOptionNames(k Kind, fsType string) string {
+	for _, s := range systems {
+		_, isType := s.fsTypes[fsType]
+		if slices.Contains(s.kinds, k) && (isType || fsType == "") {
+			return s.optionNames(k, fsType)
+		}
+	}
+	return "none"
+}
+
+// IsOption reports whether an option is permitted for any kind: such an option is no secret.
+func IsOption(option string) bool {
+	for _, s := range systems {
+		for _, own := range s.fsTypes {
+			if slices.Contains(own, option) {
+				return true
+			}
+		}
+		if slices.Contains(s.options, option) || isShareOption(s.share, option) {
+			return true
+		}
+	}
+	return false
+}
