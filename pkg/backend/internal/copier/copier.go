@@ -28,6 +28,8 @@ var (
 	ErrLease = errors.New("a process holds a lease on the file and does not release it")
 	// ErrDepth: the tree has more than MaxDepth levels.
 	ErrDepth = errors.New("directory tree is too deep")
+	// ErrShared: a process has a file open and shares it with no reader (Windows).
+	ErrShared = errors.New("a process has the file open and does not share it")
 	// ErrMoved: directories were moved too often while the copy was in them.
 	ErrMoved = errors.New("directories are being moved while they are copied")
 )

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/internal/winetest"
 )
 
 type value struct {
@@ -127,7 +128,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 		if err := os.WriteFile(file, good, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Symlink(file, filepath.Join(path, "link.json")); err != nil {
+		if err := winetest.Symlink(file, filepath.Join(path, "link.json")); err != nil {
 			t.Skip(err)
 		}
 		if err := f.Read(dir, "link.json", &value{}); !errors.Is(err, ErrDamaged) {

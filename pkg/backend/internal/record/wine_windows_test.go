@@ -1,0 +1,3 @@
+package record
+
+import _ "github.com/causeway-csi/causeway/internal/winetest"
