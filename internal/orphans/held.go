@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -196,10 +197,15 @@ func snapshot(e *csi.ListSnapshotsResponse_Entry) Orphan {
 	return o
 }
 
-// segments returns the values of a topology, without their keys.
+// segments returns the values of a topology, without their keys and without the operating systems of
+// nodes, which identify no node.
 func segments(all []*csi.Topology) (values []string) {
 	for _, t := range all {
-		values = slices.AppendSeq(values, maps.Values(t.GetSegments()))
+		for key, value := range t.GetSegments() {
+			if !strings.HasSuffix(key, "/os") {
+				values = append(values, value)
+			}
+		}
 	}
 	slices.Sort(values)
 	return slices.Compact(values)

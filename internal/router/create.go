@@ -128,12 +128,13 @@ func (c *controller) createOnAny(ctx context.Context, req *csi.CreateVolumeReque
 	slices.SortStableFunc(order, func(a, b int) int {
 		return cmp.Compare(largest(located[b].GetRoom()), largest(located[a].GetRoom()))
 	})
-	var resp *csi.CreateVolumeResponse
+	var full error // of the node with the most space: the last one may only have another operating system
 	for _, i := range order {
-		resp, err = controllerCall(ctx, c.Router, nodes[i], csi.ControllerClient.CreateVolume, req)
+		resp, err := controllerCall(ctx, c.Router, nodes[i], csi.ControllerClient.CreateVolume, req)
 		if status.Code(err) != codes.ResourceExhausted {
 			return resp, err
 		}
+		full = cmp.Or(full, err)
 	}
-	return nil, err
+	return nil, full
 }

@@ -19,7 +19,7 @@ import (
 
 // fails makes calls of a method fail on a node, until the test is over.
 func (m *machine) fails(method string, code codes.Code) {
-	m.fault.Store(&fault{method: method, err: status.Error(code, "as the test wants")})
+	m.fault.Store(&fault{method: method, err: status.Error(code, "as the test wants on "+m.node)})
 }
 
 func (m *machine) heals() { m.fault.Store(nil) }
@@ -124,6 +124,44 @@ func TestUnknownTopologies(t *testing.T) {
 	}
 }
 
+// TestNodesOfSystems: a node of an earlier release does not report its operating system.
+func TestNodesOfSystems(t *testing.T) {
+	const system = "driver/os"
+	at := func(segments ...string) *csi.Topology {
+		t := &csi.Topology{Segments: map[string]string{}}
+		for i := 0; i < len(segments); i += 2 {
+			t.Segments[segments[i]] = segments[i+1]
+		}
+		return t
+	}
+	newNode := func(id string, segments ...string) *node {
+		return &node{id: id, segments: at(append(segments, testKey, id)...).GetSegments()}
+	}
+	v := &view{known: true, nodes: []*node{newNode("l", system, "linux"), newNode("w", system, "windows"), newNode("old")}}
+	r := &Router{cfg: Config{TopologyKey: testKey}}
+	r.view.Store(v)
+	c := &controller{Router: r}
+	for name, tc := range map[string]struct {
+		term *csi.Topology
+		want string
+		code codes.Code
+	}{
+		"a system":                                    {at(system, "windows"), "w", codes.OK},
+		"a node and its system":                       {at(testKey, "l", system, "linux"), "l", codes.OK},
+		"a node without a system":                     {at(testKey, "old"), "old", codes.OK},
+		"a system that no node has":                   {at(system, "plan9"), "", codes.ResourceExhausted},
+		"a system that the node has not reported yet": {at(testKey, "old", system, "linux"), "", codes.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := c.candidates(&csi.TopologyRequirement{Preferred: []*csi.Topology{tc.term}})
+			wantCode(t, err, tc.code)
+			if err == nil && (len(got) != 1 || got[0].id != tc.want) {
+				t.Errorf("got %d nodes, want %s", len(got), tc.want)
+			}
+		})
+	}
+}
+
 // TestANodeWithoutAnAddress: between two pods of a DaemonSet a node has none, and DNS knows nothing
 // of it.
 func TestANodeWithoutAnAddress(t *testing.T) {
@@ -206,7 +244,7 @@ func TestWithoutARequirementTheNodeHasMostRoom(t *testing.T) {
 		m.fails("CreateVolume", codes.ResourceExhausted)
 	}
 	_, err := c.CreateVolume(context.Background(), create("x"))
-	wantCode(t, err, codes.ResourceExhausted)
+	wantCode(t, err, codes.ResourceExhausted, "on b") // the reason of the node with the most space
 	c.nodes["c"].stop()
 	c.lost(2)
 	_, err = c.CreateVolume(context.Background(), create("x"))

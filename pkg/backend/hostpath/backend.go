@@ -27,6 +27,9 @@ type Config struct {
 	// count. The backend rejects such a root if it is found again, because its next loss would not
 	// be noticed.
 	Lost []string
+	// WindowsImageClone permits the restoring and cloning of images on Windows, where the copy has
+	// the GUIDs of its source. Elsewhere it is an error.
+	WindowsImageClone bool
 
 	// Report is called with the panic of a background task, a *guard.Panic. May be nil.
 	Report func(error)

@@ -75,11 +75,14 @@ func (b *Backend) findImage(id string) (*snapshot, *root, error) {
 		err = fmt.Errorf("%w: snapshot %s is of a directory: only snapshots of images have blocks", backend.ErrInvalid,
 			id)
 	}
+	if err == nil && !plain(s.images) {
+		err = fmt.Errorf("%w: changed blocks of a snapshot on Windows", errors.ErrUnsupported)
+	}
 	return n, s, err
 }
 
 func (b *Backend) openImage(s *root, n *snapshot) (*os.File, error) {
-	file, err := s.Dir().OpenFile(path.Join(snapshotsDir, n.ID, imageFile), os.O_RDONLY, 0)
+	file, err := s.Dir().OpenFile(path.Join(snapshotsDir, n.ID, s.Image()), os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, gone := b.snapshot(n.ID); gone != nil { // deleted in the meantime
 			return nil, gone

@@ -66,6 +66,26 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 	return c, fmt.Errorf("%w: invalid kind %.64q: must be %q or %q", backend.ErrInvalid, c.Kind, directory, image)
 }
 
+// servable returns ErrExhausted for content that the operating system of this node cannot mount, or
+// not for these uses: another node may.
+func (b *Backend) servable(c content, uses []backend.Access) error {
+	kind, fsType := mounter.Directory, ""
+	switch {
+	case c.Kind == image && c.Block:
+		kind = mounter.Disk
+	case c.Kind == image:
+		kind, fsType = mounter.Image, cmp.Or(c.FSType, defaultFSType)
+	}
+	var options []string
+	for _, a := range uses {
+		options = append(options, a.Options...)
+	}
+	if err := b.cfg.Images.Supports(kind, fsType, options); err != nil {
+		return fmt.Errorf("%w: %w", backend.ErrExhausted, err)
+	}
+	return nil
+}
+
 // planImage sets the fields of an image: it has a filesystem, unless it is used as a block device
 // only.
 func (c *content) planImage(o backend.CreateOptions, from *content) error {

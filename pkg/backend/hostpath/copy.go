@@ -22,6 +22,10 @@ import (
 // freezeLimit is the maximum time for which a filesystem is frozen: its writers wait meanwhile.
 const freezeLimit = 5 * time.Second
 
+// detachedLimit is the maximum time for which an image that is not attached cannot be attached: its
+// copy makes progress meanwhile, or is given up earlier (see watched).
+const detachedLimit = 24 * time.Hour
+
 // copying is a copy in progress.
 type copying struct {
 	*Backend
@@ -90,38 +94,57 @@ func (c copying) tree(ctx context.Context, source content, incomplete *beneath.D
 	return c.treeTo(ctx, dst)
 }
 
-// image copies an image, at a point in time if the disk supports that.
+// image copies an image: a plain image at a point in time if the disk supports that, all others
+// while they are not attached. Errors: ErrPrecondition if that is impossible now.
 func (c copying) image(ctx context.Context, incomplete *beneath.Dir) (got copied, err error) {
-	src, err := c.store.Dir().OpenFile(path.Join(c.from, imageFile), os.O_RDONLY, 0)
-	if err != nil {
-		return got, missing(err)
+	if c.live == "" || plain(c.store.images) {
+		return c.imageFile(ctx, incomplete)
 	}
-	defer src.Close()
-	dst, err := incomplete.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return got, err
-	}
-	defer func() { err = errors.Join(err, dst.Close()) }()
-	got.how, err = c.imageData(ctx, src, dst)
-	if err != nil {
-		return got, err
-	}
-	crashpoint.Reached("copy:image")
-	if err := dst.Sync(); err != nil {
-		return got, err
-	}
-	if got.held, err = copier.OnDisk(dst); err != nil {
-		return got, err
-	}
-	info, err := dst.Stat()
-	if err == nil {
-		got.size = info.Size()
+	defer c.jobs.Hold(c.live)()
+	err = c.store.images.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, detachedLimit,
+		func(ctx context.Context) (err error) { got, err = c.imageFile(ctx, incomplete); return err })
+	if errors.Is(err, mounter.ErrBusy) {
+		err = fmt.Errorf("%w: volume %s is attached, and this operating system copies an image only while it is not: "+
+			"unmount the volume: %w", backend.ErrPrecondition, c.live, err)
 	}
 	return got, err
 }
 
+// imageFile copies the file of an image.
+func (c copying) imageFile(ctx context.Context, incomplete *beneath.Dir) (got copied, err error) {
+	if err := c.copyImage(ctx, incomplete, &got); err != nil {
+		return got, err
+	}
+	got.size, err = c.store.images.ImageSize(c.store.incompleteImage(incomplete))
+	return got, err
+}
+
+// copyImage copies the bytes of an image, and leaves no file open: Windows measures no open image.
+func (c copying) copyImage(ctx context.Context, incomplete *beneath.Dir, got *copied) (err error) {
+	src, err := c.store.Dir().OpenFile(path.Join(c.from, c.store.Image()), os.O_RDONLY, 0)
+	if err != nil {
+		return missing(err)
+	}
+	defer src.Close()
+	dst, err := incomplete.OpenFile(c.store.Image(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dst.Close()) }()
+	got.how, err = c.imageData(ctx, src, dst)
+	if err != nil {
+		return err
+	}
+	crashpoint.Reached("copy:image")
+	if err := dst.Sync(); err != nil {
+		return err
+	}
+	got.held, err = copier.OnDisk(dst)
+	return err
+}
+
 func (c copying) imageData(ctx context.Context, src, dst *os.File) (copier.How, error) {
-	if c.live == "" {
+	if c.live == "" || !plain(c.store.images) {
 		return c.copyFile(ctx, src, dst)
 	}
 	if c.store.reflinks() {
@@ -249,6 +272,8 @@ func (c copying) explain(err error) error {
 		return nil
 	case errors.Is(err, errNoProgress) && errors.As(err, &g):
 		return c.stalled(c.claim, err)
+	case errors.Is(err, copier.ErrShared): // until the process closes the file
+		return fmt.Errorf("%w: %w", backend.ErrBusy, err)
 	case errors.Is(err, copier.ErrLease), errors.Is(err, copier.ErrDepth), errors.Is(err, copier.ErrMoved):
 		c.troubles.failed(c.claim, err.Error())
 	default:
@@ -291,7 +316,7 @@ func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 }
 
 // path is the absolute path of the image.
-func (c copying) path() string { return c.store.Real(c.from, imageFile) }
+func (c copying) path() string { return c.store.Real(c.from, c.store.Image()) }
 
 // subvolumeOf makes a snapshot of the source's data in an incomplete directory. Errors:
 // errors.ErrUnsupported if the data is not a subvolume.

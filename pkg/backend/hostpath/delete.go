@@ -174,7 +174,7 @@ func (b *Backend) unused(s *root, v *volume) error {
 	}
 	users, err := b.cfg.Images.MountPointsOf(source)
 	if errors.Is(err, mounter.ErrPath) { // a link is in the path: the arguments of the call are not the reason
-		if _, at := s.data(v); at != nil {
+		if at := s.checkData(v); at != nil {
 			return wrongType(at)
 		}
 	}

@@ -17,13 +17,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// The size of an image is the size of its file. A directory has a limit by a project quota of xfs
+// The size of an image is that of the volume in it. A directory has a limit by a project quota of xfs
 // or ext4, or as a subvolume of btrfs with a quota group, if the filesystem has quotas enabled; the
 // driver never enables them. On btrfs directories are subvolumes in any case, for their snapshots.
-
-// dataMode is the mode of a new volume's directory. The directory belongs to root, as that of a new
-// filesystem does. Pods that do not run as root set fsGroup.
-const dataMode = 0o755
 
 // admit returns the mechanism for the limit of v's directory, and the reason if there can be no
 // limit. admit sets v.Promised. Errors: ErrExhausted if the limit is required, as another node may

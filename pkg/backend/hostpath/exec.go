@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 )
 
 // A copy or a removal of tenants' data can hang for any time: for example in the lock of an inode,
@@ -33,6 +35,18 @@ type copyReport struct {
 	Yield  bool          `json:"yield"` // the copy gives way to calls: the helper waits for an answer
 	Entry  string        `json:"entry"` // the entry being copied with the oldest progress
 	Idle   time.Duration `json:"idle"`  // the time since that progress
+}
+
+// reportEvery is the time between two reports of a copy. A helper always sends them, so that the
+// driver notices a helper that was stopped (SIGSTOP).
+const reportEvery = time.Second
+
+func reportOf(p *copier.Progress) copyReport {
+	r := copyReport{Bytes: p.Bytes(), OnDisk: p.OnDisk()}
+	if entry, since := p.Oldest(); entry != "" {
+		r.Entry, r.Idle = entry, time.Since(since)
+	}
+	return r
 }
 
 // stalled returns errNoProgress if an entry that is being copied has made no progress for limit.

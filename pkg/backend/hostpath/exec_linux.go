@@ -137,10 +137,6 @@ func (e *executor) quota(dir *os.File, r quotaRequest, result any) error {
 	return finish(context.Background(), s, quotaLimit, result, func(json.RawMessage) error { return nil })
 }
 
-// reportEvery is the time between two reports of a copy. The helper always sends them, so that the
-// driver notices a helper that was stopped (SIGSTOP).
-const reportEvery = time.Second
-
 // copyResult is the outcome of a copy.
 type copyResult struct {
 	How    copier.How `json:"how"`
@@ -212,14 +208,6 @@ func (y *yielder) yield() {
 		}
 	}
 	y.last = time.Now()
-}
-
-func reportOf(p *copier.Progress) copyReport {
-	r := copyReport{Bytes: p.Bytes(), OnDisk: p.OnDisk()}
-	if entry, since := p.Oldest(); entry != "" {
-		r.Entry, r.Idle = entry, time.Since(since)
-	}
-	return r
 }
 
 // tree copies a directory, and calls report regularly and at the end.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
@@ -22,7 +23,7 @@ func HelperTasks() []helper.Task { return nil }
 // executor runs tasks in this process.
 type executor struct {
 	limit   time.Duration // unused: a copy in this process cannot be given up
-	giveWay func()        // unused
+	giveWay func()        // waits while calls run, for a while
 }
 
 func (e *executor) close() {}
@@ -40,11 +41,49 @@ func (e *executor) setLimit(dir *os.File, mark quota.Mark, size int64) error {
 }
 
 func (e *executor) tree(ctx context.Context, src, dst *os.File, report func(copyReport)) (copier.How, error) {
-	return copier.Tree(ctx, src, dst, copier.Options{})
+	return e.copy(report, func(o copier.Options) (copier.How, error) { return copier.Tree(ctx, src, dst, o) })
 }
 
 func (e *executor) file(ctx context.Context, src, dst *os.File, report func(copyReport)) (copier.How, error) {
-	return copier.File(ctx, src, dst, copier.Options{})
+	return e.copy(report, func(o copier.Options) (copier.How, error) { return copier.File(ctx, src, dst, o) })
+}
+
+// copy runs a copy, and calls report regularly and at the end.
+func (e *executor) copy(report func(copyReport), run func(copier.Options) (copier.How, error)) (copier.How, error) {
+	p := &copier.Progress{}
+	type result struct {
+		how copier.How
+		err error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		how, err := guard.Value(func() (copier.How, error) {
+			return run(copier.Options{Progress: p, Yield: e.yieldEvery()})
+		})
+		ended <- result{how, err}
+	}()
+	for {
+		select {
+		case r := <-ended:
+			report(reportOf(p))
+			return r.how, r.err
+		case <-time.After(reportEvery):
+			report(reportOf(p))
+		}
+	}
+}
+
+// yieldEvery returns a function for the goroutine of a copy, which gives way to calls after each time
+// slice.
+func (e *executor) yieldEvery() func() {
+	last := time.Now()
+	return func() {
+		if time.Since(last) < slice {
+			return
+		}
+		e.giveWay()
+		last = time.Now()
+	}
 }
 
 // cloner clones files.

@@ -2,11 +2,12 @@ package hostpath
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // Expand reserves more space for a volume, and makes an image longer: first the file, then the
@@ -38,38 +39,28 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	crashpoint.Reached("expand:grown")
 	if err := s.Rewrite(volumesDir, v.ID, volumeFormat, &larger); err != nil {
 		if v.Kind == image { // the file has this size durably, and the next start reads it
-			b.catalog.PutVolume(&larger)
+			b.keep(&larger, larger.Size-v.Size)
 		} else {
 			b.catalog.Release(larger.Size - v.Size)
 		}
 		return 0, false, infeasible(err)
 	}
-	b.catalog.PutVolume(&larger)
+	b.keep(&larger, larger.Size-v.Size)
 	return larger.Size, node, nil
 }
 
-// grow makes the data of the volume as large as v, durably.
+// grow makes the data of the volume as large as v, durably. Errors: ErrInUse for an image that
+// cannot grow while it is in use here.
 func (b *Backend) grow(ctx context.Context, s *root, v *volume) error {
-	if v.Kind == image {
-		return s.growImage(v)
+	if v.Kind != image {
+		return b.raise(ctx, s, v)
 	}
-	return b.raise(ctx, s, v)
-}
-
-func (s *root) growImage(v *volume) error {
-	file, err := s.Dir().OpenFile(s.dataName(v), os.O_RDWR, 0)
-	if err != nil {
+	if err := s.checkData(v); err != nil {
 		return err
 	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return err
+	err := s.images.GrowImage(ctx, s.dataPath(v), v.Size)
+	if errors.Is(err, mounter.ErrBusy) {
+		return fmt.Errorf("%w: %w: end the pods that use the volume, then it grows", backend.ErrInUse, err)
 	}
-	if info.Size() < v.Size { // an earlier attempt may have made the file longer
-		if err := file.Truncate(v.Size); err != nil {
-			return err
-		}
-	}
-	return file.Sync()
+	return err
 }

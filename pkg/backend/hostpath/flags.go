@@ -15,6 +15,8 @@ type Flags struct {
 	Init  bool
 	Adopt bool
 	Lost  []string
+
+	WindowsImageClone bool
 }
 
 // Declare declares the flags on set.
@@ -30,6 +32,10 @@ func (f *Flags) Declare(set *flag.FlagSet) {
 	set.Var((*uuidList)(&f.Lost), "lost-roots",
 		"hostpath: `UUIDs` of roots that never come back, with commas between them: if such a root was served last, "+
 			"the present root is taken as at a first start")
+	set.BoolVar(&f.WindowsImageClone, "windows-image-clone", false,
+		"hostpath: restore and clone images on Windows, although the copy has the disk and volume GUIDs of its "+
+			"source: set it only after the checklist for Windows has shown that both attach on one node; an "+
+			"error elsewhere")
 }
 
 // uuidList is the value of a flag: UUIDs, separated by commas.

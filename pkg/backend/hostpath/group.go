@@ -82,6 +82,8 @@ func (b *Backend) groupable(s *root, ids []string) (volumes []*volume, err error
 		case v.FSType == "":
 			err = fmt.Errorf("volume %s is a block device: writes to several block devices cannot be stopped at a "+
 				"point in time", id)
+		case !plain(s.images):
+			err = errors.New("on this operating system an image is copied only while it is not attached")
 		case !s.reflinks():
 			err = errors.New("the filesystem of the root cannot copy a file at a point in time: must be xfs with " +
 				"reflink=1, or btrfs")
@@ -176,12 +178,12 @@ func (t *taking) open(v *volume) error {
 	m := member{ID: n.ID, Source: v.ID, Incomplete: incomplete}
 	t.group.Members, t.snapshots = append(t.group.Members, m), append(t.snapshots, n)
 	t.images = append(t.images, t.store.dataPath(v))
-	src, err := t.store.Dir().OpenFile(path.Join(volumesDir, v.ID, imageFile), os.O_RDONLY, 0)
+	src, err := t.store.Dir().OpenFile(t.store.dataName(v), os.O_RDONLY, 0)
 	if err != nil {
 		return missing(err)
 	}
 	t.files = append(t.files, [2]*os.File{src})
-	dst, err := t.store.Dir().OpenFile(path.Join(m.Incomplete, imageFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	dst, err := t.store.Dir().OpenFile(path.Join(m.Incomplete, t.store.Image()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -237,17 +239,18 @@ func (t *taking) record() error {
 		if err != nil {
 			return err
 		}
-		info, err := dst.Stat()
+		incomplete := t.group.Members[i].Incomplete
+		size, err := t.store.images.ImageSize(t.store.Real(incomplete, t.store.Image()))
 		if err != nil {
 			return err
 		}
 		n.Created = t.group.Created
-		n.setResult(copied{how: copier.Cloned, size: info.Size(), held: held})
+		n.setResult(copied{how: copier.Cloned, size: size, held: held})
 		if err := t.reserve(t.store, n.OnDisk); err != nil {
 			return err
 		}
 		t.reserved += n.OnDisk
-		if err := t.store.RecordIncomplete(t.group.Members[i].Incomplete, snapshotFormat, n); err != nil {
+		if err := t.store.RecordIncomplete(incomplete, snapshotFormat, n); err != nil {
 			return err
 		}
 	}

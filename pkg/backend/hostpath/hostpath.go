@@ -4,7 +4,8 @@
 // On disk:
 //
 //	<root>/identity.json         identity of the root
-//	<root>/volumes/<id>/         record.json, and data/ or image.raw, the content that pods see
+//	<root>/volumes/<id>/         record.json, and data/ or image.raw, the content that pods see; on
+//	                             Windows an image is called image.vhdx
 //	<root>/snapshots/<id>/       the same of a snapshot
 //	<root>/groups/<id>/          record.json, which names the snapshots of one point in time
 //	<root>/staging/              incomplete objects; moved to trash/ at start
@@ -85,6 +86,10 @@ func New(cfg Config) (*Backend, error) {
 	if !filepath.IsAbs(cfg.Root) || filepath.Clean(cfg.Root) != cfg.Root {
 		return nil, fmt.Errorf("%w: invalid root %q: must be an absolute, clean path", backend.ErrInvalid, cfg.Root)
 	}
+	if cfg.WindowsImageClone && plain(cfg.Images) {
+		return nil, fmt.Errorf("%w: --windows-image-clone is for Windows: elsewhere images are always cloned and "+
+			"restored", backend.ErrInvalid)
+	}
 	b := &Backend{cfg: cfg, jobs: jobs.New(), slots: newSlots(), wake: make(chan struct{}, 1)}
 	b.exec.limit, b.exec.giveWay = progressLimit, b.traffic.giveWay
 	b.troubles.warn = cfg.Warn
@@ -163,12 +168,12 @@ func (b *Backend) openOnce() (*root, error) {
 func openRoot(cfg Config) (*root, error) {
 	s, err := store.Open(store.Config{
 		Root: cfg.Root, Node: cfg.Node, Seen: cfg.Seen, Release: cfg.Release,
-		Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost,
+		Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost, ImageExt: cfg.Images.ImageExt(),
 	})
 	if err != nil {
 		return nil, available(err)
 	}
-	return &root{Store: s}, nil
+	return &root{Store: s, images: cfg.Images}, nil
 }
 
 // Probe reports whether the root is open and can be written to.

@@ -10,7 +10,9 @@ const (
 )
 
 const (
-	defaultSize   = 1 << 30 // bytes of a volume without a requested size
+	defaultSize = 1 << 30 // bytes of a volume without a requested size
+	// defaultFSType is the same on all operating systems: the node with the most space must not
+	// decide the filesystem. A class for Windows sets ntfs.
 	defaultFSType = "ext4"
 
 	// sector is the logical block size of images, in bytes. A filesystem made for smaller sectors
@@ -19,13 +21,17 @@ const (
 	sector = 512
 
 	// sizeUnit is the unit of the sizes of images, in bytes: a loop device ignores an incomplete
-	// last block.
+	// last block. It is also a multiple of the sectors of a virtual disk of Windows.
 	sizeUnit = 4096
 )
 
 // minSizes are the sizes, in bytes, of the smallest images with a useful filesystem that can grow:
-// btrfs rejects sizes below 256 MiB for a device that is to be resized.
-var minSizes = map[string]int64{"": sizeUnit, "ext4": 4 << 20, "xfs": 300 << 20, "btrfs": 256 << 20}
+// btrfs rejects sizes below 256 MiB for a device that is to be resized. An image with ntfs is a disk
+// with a partition table: 1 MiB at each end, and at most 32 MiB that Windows reserves on a disk of
+// this size (the Microsoft Reserved Partition) leave 94 MiB for the filesystem, which needs about 10.
+var minSizes = map[string]int64{
+	"": sizeUnit, "ext4": 4 << 20, "xfs": 300 << 20, "btrfs": 256 << 20, "ntfs": 128 << 20,
+}
 
 // Logical block sizes of a loop device, in bytes.
 const (

@@ -1,10 +1,10 @@
 package hostpath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
@@ -83,24 +83,20 @@ func (s *root) finishAll(groups []*group, broken map[string]error) (finished []*
 	return finished
 }
 
-// measure sets the size of an image to that of its file: a driver that died while the image grew
+// measure sets the size of an image to that of its volume: a driver that died while the image grew
 // left an older size in the record. The record stays as it is, as the disk may be full or
 // read-only. The health of the volume reports problems with a file.
 func (s *root) measure(v *volume) {
 	if v.Kind != image {
 		return
 	}
-	info, err := s.data(v)
-	if err != nil || info.Size() <= v.Size || info.Size() > maxImage {
+	size, err := s.imageSize(v)
+	if err != nil || size <= v.Size || size > maxImage {
 		return
 	}
-	file, err := s.Dir().OpenFile(s.dataName(v), os.O_RDONLY, 0)
-	if err != nil {
-		return
-	}
-	defer file.Close()
-	if file.Sync() == nil { // otherwise the size is lost with the power
-		v.Size = info.Size()
+	// The growth may not be durable yet: then the size is lost with the power.
+	if s.images.GrowImage(context.Background(), s.dataPath(v), size) == nil {
+		v.Size = size
 	}
 }
 

@@ -35,7 +35,7 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("unreadable_records", "Volumes, snapshots and groups whose record is unusable. The driver leaves them "+
 			"alone.", float64(objects.Broken)),
 		gauge("promised_bytes", "Reserved bytes: the sizes of all volumes, and the bytes of snapshots, shared blocks "+
-			"included.",
+			"included. Images with ntfs, which take all of their space at once, are not among them.",
 			float64(objects.Reserved)),
 		gauge("copies", "Snapshots, restored volumes and clones that are being made.", float64(running.Running)),
 		counter("copied_bytes_total", "Bytes of all copies, shared blocks and holes included.", running.Bytes),

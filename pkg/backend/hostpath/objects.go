@@ -234,7 +234,14 @@ func (v *volume) Key() string {
 	return v.ID
 }
 
-func (v *volume) Reserved() int64 { return v.Size }
+// Reserved is the size of v, but for an image that takes all of its space when it is made: the free
+// bytes of the disk are without it already.
+func (v *volume) Reserved() int64 {
+	if v.Kind == image && v.FSType == "ntfs" {
+		return 0
+	}
+	return v.Size
+}
 
 func (v *volume) Listed() bool { return !v.Inline }
 
@@ -250,7 +257,7 @@ func (v *volume) Project() uint32 {
 var snapshotFormat = record.Format{Version: 1}
 
 // snapshot is the content of a record.json below snapshots/. Its data is in the same directory, as
-// for a volume: data/ or image.raw.
+// for a volume: data/ or the image.
 type snapshot struct {
 	ID      string      `json:"id"`
 	Name    string      `json:"name"`   // given to CreateSnapshot; in a group the volume's ID

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -42,6 +43,14 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 		return backend.Capacity{}, err
 	}
 	o.Required, o.Limit = 0, 0
+	if k := kind(o.Parameters[kindKey]); k == "" || k == directory {
+		// CreateVolume explains that a directory has no filesystem. Without capacity it would not
+		// be called.
+		o.Access = slices.Clone(o.Access)
+		for i := range o.Access {
+			o.Access[i].FSType = ""
+		}
+	}
 	want := new(volume)
 	if err := want.plan(o, nil); err != nil {
 		access := o.Access
@@ -50,6 +59,9 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 			return backend.Capacity{}, err
 		}
 		return backend.Capacity{}, nil // no volume can have these capabilities
+	}
+	if b.servable(want.content, o.Access) != nil {
+		return backend.Capacity{}, nil
 	}
 	if want.Kind == directory && want.set(enforceKey) == required {
 		if _, why := s.mechanism(ctx); why != nil {
@@ -140,7 +152,12 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 			"when the driver started: %v: the data is untouched in %s: repair the record, and restart the "+
 				"driver", err, dir)
 	}
-	info, err := s.data(v)
+	size := v.Size
+	if v.Kind == image {
+		size, err = s.imageSize(v)
+	} else {
+		err = s.checkData(v)
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return condition(backend.DataLoss, "DataMissing", "%s is missing: restore it from a backup", s.dataPath(v))
@@ -148,9 +165,9 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 		return condition(backend.DataLoss, "DataMissing", "%v", fmt.Errorf(obstructed, err))
 	case err != nil:
 		return condition(backend.Inaccessible, "DataUnreadable", "%v", err)
-	case v.Kind == image && info.Size() < v.Size:
+	case size < v.Size:
 		return condition(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup",
-			s.dataPath(v), info.Size(), v.Size)
+			s.dataPath(v), size, v.Size)
 	}
 	if f, ok := failing[s.dataPath(v)]; ok {
 		return conditionOf(f)

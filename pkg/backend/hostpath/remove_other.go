@@ -22,6 +22,8 @@ func removeTree(dir *os.File, name string, each func() error) error {
 	return remove(root, name, each)
 }
 
+// remove removes an entry. Of a directory that it cannot enter, such as a reparse point that looks
+// like one, it tries to remove the entry alone.
 func remove(root *os.Root, name string, each func() error) error {
 	info, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -30,18 +32,18 @@ func remove(root *os.Root, name string, each func() error) error {
 	if err != nil {
 		return err
 	}
+	var entered error
 	if info.IsDir() {
-		if err := clear(root, name, each); err != nil {
-			return err
-		}
+		entered = empty(root, name, each)
 	}
 	if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return errors.Join(entered, err)
 	}
 	return each()
 }
 
-func clear(root *os.Root, name string, each func() error) error {
+// empty removes the entries of a directory. An error does not keep it from the other entries.
+func empty(root *os.Root, name string, each func() error) error {
 	sub, err := root.OpenRoot(name)
 	if err != nil {
 		return err
@@ -52,13 +54,14 @@ func clear(root *os.Root, name string, each func() error) error {
 		return err
 	}
 	names, err := d.Readdirnames(-1)
-	if closed := d.Close(); err != nil && err != io.EOF || closed != nil {
+	if closed := d.Close(); err != nil && !errors.Is(err, io.EOF) || closed != nil {
 		return fmt.Errorf("read %q: %w", name, errors.Join(err, closed))
 	}
+	var failed error // the first, as there may be very many
 	for _, n := range names {
-		if err := remove(sub, n, each); err != nil {
-			return err
+		if err := remove(sub, n, each); failed == nil {
+			failed = err
 		}
 	}
-	return nil
+	return failed
 }

@@ -49,7 +49,14 @@ func (b *Backend) createFrom(ctx context.Context, from contentSource, o backend.
 	if err != nil {
 		return backend.Volume{}, err
 	}
+	if source.Kind == image && !plain(b.cfg.Images) && !b.cfg.WindowsImageClone {
+		return backend.Volume{}, fmt.Errorf("%w: %s is of an image, which cannot be restored or cloned on Windows "+
+			"yet: create an empty volume and copy the files, or use kind: directory", backend.ErrInvalid, from)
+	}
 	if err := v.plan(o, &source); err != nil {
+		return backend.Volume{}, err
+	}
+	if err := b.servable(v.content, o.Access); err != nil {
 		return backend.Volume{}, err
 	}
 	accept, err := parseConsistency(o.Parameters)
@@ -123,25 +130,34 @@ func (c copying) restore(ctx context.Context, source content, incomplete *beneat
 }
 
 // adapt gives the copy of an image the size of v, and gives its filesystem, if any, a new UUID, so
-// that both can be mounted at the same time. The filesystem grows when it is mounted.
-func (c copying) adapt(ctx context.Context, incomplete *beneath.Dir, v *volume, got copied) (err error) {
+// that both can be mounted at the same time. The filesystem grows when it is mounted. On Windows the
+// copy keeps the GUIDs of its source: see Config.WindowsImageClone.
+func (c copying) adapt(ctx context.Context, incomplete *beneath.Dir, v *volume, got copied) error {
 	if got.size > v.Size {
 		return fmt.Errorf("%w: the source has grown to %d bytes during the copy", backend.ErrBusy, got.size)
 	}
-	file, err := incomplete.OpenFile(imageFile, os.O_RDWR, 0)
-	if err != nil {
+	if err := c.store.images.GrowImage(ctx, c.store.incompleteImage(incomplete), v.Size); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := file.Truncate(v.Size); err != nil {
-		return err
-	}
-	if v.FSType != "" {
-		if err := c.newUUID(ctx, file, v); err != nil {
+	if v.FSType != "" && plain(c.store.images) {
+		if err := c.renew(ctx, incomplete, v); err != nil {
 			return err
 		}
 	}
 	crashpoint.Reached("restore:adapted")
+	return nil
+}
+
+// renew gives the filesystem of v, in an incomplete directory, a new UUID, durably.
+func (c copying) renew(ctx context.Context, incomplete *beneath.Dir, v *volume) (err error) {
+	file, err := incomplete.OpenFile(c.store.Image(), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	if err := c.newUUID(ctx, file, v); err != nil {
+		return err
+	}
 	return file.Sync()
 }
 

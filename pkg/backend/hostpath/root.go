@@ -7,12 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"sync"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 const (
@@ -23,12 +25,12 @@ const (
 	trashDir     = store.Trash
 	recordFile   = store.Record
 	dataDir      = store.Data
-	imageFile    = store.Image
 )
 
 // root is an open root, with the abilities of its filesystem.
 type root struct {
 	*store.Store
+	images             mounter.Images
 	reflink, subvolume ability
 }
 
@@ -44,25 +46,45 @@ func (s *root) make(ctx context.Context, dir, id string, fill func(incomplete *b
 func (s *root) dataPath(v *volume) string { return s.Real(s.dataName(v)) }
 
 // dataName returns the path of the volume's data below the root.
-func (s *root) dataName(v *volume) string { return path.Join(volumesDir, v.ID, v.dataFile()) }
+func (s *root) dataName(v *volume) string { return path.Join(volumesDir, v.ID, s.dataFile(v.Kind)) }
 
-// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if a file of another
-// type is at the path of the data, for example a link.
-func (s *root) data(v *volume) (fs.FileInfo, error) {
+// checkData returns an error unless the volume's data is present: fs.ErrNotExist, beneath.ErrType
+// if a file of another type is at the path of the data, for example a link.
+func (s *root) checkData(v *volume) error {
 	want := fs.ModeDir
 	if v.Kind == image {
 		want = 0
 	}
-	return s.Dir().Check(s.dataName(v), want)
+	_, err := s.Dir().Check(s.dataName(v), want)
+	return err
+}
+
+// imageSize returns the size of an image in bytes. Errors: those of checkData, and of
+// Images.ImageSize.
+func (s *root) imageSize(v *volume) (int64, error) {
+	if err := s.checkData(v); err != nil {
+		return 0, err
+	}
+	return s.images.ImageSize(s.dataPath(v))
 }
 
 // dataFile returns the name of the data of a volume or snapshot in its directory.
-func (c *content) dataFile() string {
-	if c.Kind == image {
-		return imageFile
+func (s *root) dataFile(k kind) string {
+	if k == image {
+		return s.Image()
 	}
 	return dataDir
 }
+
+// incompleteImage returns the absolute path, without links, of the image in an incomplete
+// directory.
+func (s *root) incompleteImage(incomplete *beneath.Dir) string {
+	return s.Real(stagingDir, filepath.Base(incomplete.Path()), s.Image())
+}
+
+// plain reports whether an image is a file with the bytes of its volume. All others, such as those
+// of Windows, are copied while no volume is attached.
+func plain(images mounter.Images) bool { return images.ImageExt() == "" }
 
 // ability is an ability of the root's filesystem, which is probed until there is a result.
 type ability struct {

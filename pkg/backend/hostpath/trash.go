@@ -9,14 +9,21 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/guard"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
 // retryTrash is the pause before a failed removal is repeated.
 const retryTrash = time.Minute
 
-// trash moves the object id in dir to the trash, durably. Errors: ErrUnavailable.
+// trash moves the object id in dir to the trash, durably. Errors: ErrUnavailable; ErrBusy on
+// Windows, if a process has a file of the object open.
 func (b *Backend) trash(s *root, dir, id string) error {
-	if err := available(s.Delete(dir, id)); err != nil {
+	err := available(s.Delete(dir, id))
+	if store.IsInUse(err) {
+		return fmt.Errorf("%w: a process of this node has a file in %s open: %w", backend.ErrBusy, s.Path(dir, id), err)
+	}
+	if err != nil {
 		return err
 	}
 	b.count.trashed.Add(1)

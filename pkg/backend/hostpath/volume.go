@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"time"
@@ -60,7 +59,7 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
-	if err := jobError(b.jobs.Free(v.ID)); err != nil {
+	if err := errors.Join(b.servable(v.content, o.Access), jobError(b.jobs.Free(v.ID))); err != nil {
 		return backend.Volume{}, err
 	}
 	v.Created, v.namespace = timestamp(), o.Namespace
@@ -85,8 +84,16 @@ func (b *Backend) makeReserved(s *root, v *volume, create func() error) error {
 		b.catalog.Release(v.Size)
 		return exhausted(err)
 	}
-	b.catalog.PutVolume(v)
+	b.keep(v, v.Size)
 	return nil
+}
+
+// keep adds v to the catalog, for which size bytes were reserved.
+func (b *Backend) keep(v *volume, size int64) {
+	b.catalog.PutVolume(v)
+	if v.Reserved() == 0 {
+		b.catalog.Release(size)
+	}
 }
 
 // timestamp returns the current time in the precision of records.
@@ -112,43 +119,37 @@ func (v *volume) record(incomplete *beneath.Dir) error {
 	return store.WriteRecord(incomplete, volumeFormat, v)
 }
 
-// makeImage makes a sparse file of the volume's size, with a filesystem. No other function formats
-// an image: an image that looks blank later can hold a filesystem that the disk fails to read.
-func (b *Backend) makeImage(ctx context.Context, s *root, dir *beneath.Dir, v *volume) (err error) {
-	file, err := dir.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+// makeImage makes an image of the volume's size, with a filesystem. No other function formats an
+// image: an image that looks blank later can hold a filesystem that the disk fails to read.
+func (b *Backend) makeImage(ctx context.Context, s *root, incomplete *beneath.Dir, v *volume) error {
+	leave, err := b.formatSlot(ctx, v)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := file.Truncate(v.Size); err != nil {
-		return err
-	}
-	if v.FSType != "" {
-		if err := b.format(ctx, file, v); err != nil {
-			if disk, look := s.Space(); look == nil && disk.Free < leastFree {
-				err = fmt.Errorf("%w: %w", backend.ErrExhausted, err) // the error of mkfs has no errno
-			}
-			return err
+	defer leave()
+	err = s.images.MakeImage(ctx, s.incompleteImage(incomplete), v.Size, v.FSType)
+	if err != nil && v.FSType != "" {
+		if disk, look := s.Space(); look == nil && disk.Free < leastFree {
+			err = fmt.Errorf("%w: %w", backend.ErrExhausted, err) // the error of mkfs has no errno
 		}
 	}
-	crashpoint.Reached("create:formatted")
-	return file.Sync()
+	if err == nil {
+		crashpoint.Reached("create:formatted")
+	}
+	return err
 }
 
 // leastFree is the free space in bytes above which a failure of mkfs is not attributed to a full
 // disk.
 const leastFree = 1 << 20
 
-// format makes the filesystem of v in an image.
-func (b *Backend) format(ctx context.Context, image *os.File, v *volume) error {
-	resume := b.traffic.pause() // time spent waiting is not traffic
-	leave, err := b.slots.formats.Acquire(ctx, fair.Request{Kind: kindFormat, Tenant: v.namespace, Volume: v.ID})
-	resume()
-	if err != nil {
-		return err
+// formatSlot waits for a slot to make the filesystem of v, if it has one.
+func (b *Backend) formatSlot(ctx context.Context, v *volume) (leave func(), err error) {
+	if v.FSType == "" {
+		return func() {}, nil
 	}
-	defer leave()
-	return b.cfg.Images.Format(ctx, image, v.FSType)
+	defer b.traffic.pause()() // time spent waiting is not traffic
+	return b.slots.formats.Acquire(ctx, fair.Request{Kind: kindFormat, Tenant: v.namespace, Volume: v.ID})
 }
 
 // Get returns the volume.
@@ -189,7 +190,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err != nil {
 		return m, err
 	}
-	if _, err := s.data(v); err != nil {
+	if err := s.checkData(v); err != nil {
 		return mounter.Mount{}, fmt.Errorf("cannot mount the data of volume %s: %w", v.ID, wrongType(err))
 	}
 	if v.Kind == image {

@@ -75,3 +75,6 @@ func IsTooLarge(err error) bool { return errors.Is(err, unix.EFBIG) }
 
 // IsReadOnly reports whether the filesystem is read-only.
 func IsReadOnly(err error) bool { return errors.Is(err, unix.EROFS) }
+
+// IsInUse returns false: open files can be moved and removed here.
+func IsInUse(error) bool { return false }

@@ -52,3 +52,10 @@ func IsTooLarge(err error) bool { return errors.Is(err, windows.ERROR_FILE_TOO_L
 
 // IsReadOnly reports whether the filesystem is read-only.
 func IsReadOnly(err error) bool { return errors.Is(err, windows.ERROR_WRITE_PROTECT) }
+
+// IsInUse reports whether a file could not be moved or removed, as a process has it open, or a file
+// in it. For the move of a directory with an open file Windows reports that access is denied.
+func IsInUse(err error) bool {
+	return errors.Is(err, windows.ERROR_SHARING_VIOLATION) || errors.Is(err, windows.ERROR_LOCK_VIOLATION) ||
+		errors.Is(err, windows.ERROR_ACCESS_DENIED)
+}

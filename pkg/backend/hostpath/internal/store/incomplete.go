@@ -111,7 +111,7 @@ func (s *Store) discard(incomplete string) error {
 	if err := DiscardData(s.dir, incomplete, nil); err != nil { // the trash is emptied with retries
 		return s.dir.Rename(incomplete, path.Join(Trash, path.Base(incomplete)))
 	}
-	for _, name := range []string{path.Join(incomplete, Record), path.Join(incomplete, Image),
+	for _, name := range []string{path.Join(incomplete, Record), path.Join(incomplete, s.image),
 		path.Join(incomplete, Data), incomplete} {
 		if err := s.dir.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return s.dir.Rename(incomplete, path.Join(Trash, path.Base(incomplete)))

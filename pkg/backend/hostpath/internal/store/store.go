@@ -15,6 +15,7 @@
 package store
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/internal/dacl"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -41,7 +43,7 @@ const (
 const (
 	Record = "record.json"
 	Data   = "data"
-	Image  = "image.raw"
+	image  = "image"
 )
 
 // ErrUnavailable reports a root that cannot be used now. The object of the call may exist
@@ -57,6 +59,8 @@ type Config struct {
 	Init    bool     // take Root if it is empty and Seen records no root
 	Adopt   bool     // take Root regardless of Seen
 	Lost    []string // UUIDs of roots that never come back
+
+	ImageExt string // of the names of images: that of mounter.Images
 }
 
 // Store is an open root. Its methods may be called by many goroutines.
@@ -67,14 +71,15 @@ type Store struct {
 	info   fs.FileInfo // of the root
 	lock   *os.File
 	parked *Parked
-	whole  bool // the root is the top of a filesystem that belongs to the store alone
+	image  string // name of an image in the directory of its object
+	whole  bool   // the root is the top of a filesystem that belongs to the store alone
 }
 
 // Open opens the root, verifies that it is the right root and that no other process serves it, and
 // makes its directories. Open never makes the root itself: on the mount point of an absent data
 // disk, that would hide the mistake. The caller closes the store.
 func Open(cfg Config) (_ *Store, err error) {
-	s := &Store{path: cfg.Root, parked: newParked()}
+	s := &Store{path: cfg.Root, parked: newParked(), image: image + cmp.Or(cfg.ImageExt, ".raw")}
 	if s.dir, err = beneath.Open(cfg.Root); err != nil {
 		return nil, fmt.Errorf("the root must exist: mount its disk, or make the directory: %w", err)
 	}
@@ -99,6 +104,9 @@ func Open(cfg Config) (_ *Store, err error) {
 	if err = identify(s.dir, cfg); err != nil {
 		return nil, err
 	}
+	if err = dacl.Protect(cfg.Root); err != nil {
+		return nil, err
+	}
 	if err = s.makeDirectories(); err != nil {
 		return nil, err
 	}
@@ -114,7 +122,13 @@ func Open(cfg Config) (_ *Store, err error) {
 
 func (s *Store) makeDirectories() error {
 	for _, dir := range []string{Volumes, Snapshots, Groups, Incomplete, Trash} {
-		if err := s.dir.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		err := s.dir.Mkdir(dir, 0o700)
+		if err == nil {
+			err = s.dir.Chmod(dir, 0o700) // Windows: Mkdir ignores the mode
+		} else if errors.Is(err, fs.ErrExist) {
+			err = dacl.Protect(filepath.Join(s.dir.Path(), dir)) // a process may have died in between
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -129,6 +143,10 @@ func (s *Store) Close() error {
 	}
 	return err
 }
+
+// Image returns the name of an image in the directory of its object: image.raw, or image.vhdx on
+// Windows.
+func (s *Store) Image() string { return s.image }
 
 // Dir returns the root, for the data of objects. The store closes it.
 func (s *Store) Dir() *beneath.Dir { return s.dir }
