@@ -14,12 +14,19 @@ type Flags struct {
 	Krb5Caches string
 }
 
+// krb5Conf is the configuration of Kerberos on all systems that have one.
+const krb5Conf = "/etc/krb5.conf"
+
 // Declare declares the flags on set.
 func (f *Flags) Declare(set *flag.FlagSet) {
 	set.StringVar(&f.Shares, "smb-shares", "",
 		"smb: YAML `file` with shares and the directories of their credentials, for calls without secrets "+
 			"(--mode=controller and all, required). A file that changes is read again.")
-	set.StringVar(&f.Krb5Conf, "smb-krb5-conf", "/etc/krb5.conf",
+	conf := krb5Conf
+	if !filepath.IsAbs(conf) { // Windows: its nodes have no Kerberos tickets
+		conf = ""
+	}
+	set.StringVar(&f.Krb5Conf, "smb-krb5-conf", conf,
 		"smb: Kerberos configuration `file`, for credentials with a realm or a credential cache")
 	set.StringVar(&f.Krb5Caches, "smb-krb5-caches", "",
 		"smb: `directory` of the host's Kerberos credential caches, krb5cc_UID. Into it the node writes the "+
@@ -38,7 +45,7 @@ func (f *Flags) Check(controller bool) error {
 		return fmt.Errorf("invalid --smb-shares=%s: must be an absolute path", f.Shares)
 	case f.Krb5Caches != "" && !filepath.IsAbs(f.Krb5Caches):
 		return fmt.Errorf("invalid --smb-krb5-caches=%s: must be an absolute path", f.Krb5Caches)
-	case !filepath.IsAbs(f.Krb5Conf):
+	case !filepath.IsAbs(f.Krb5Conf) && (f.Krb5Conf != "" || filepath.IsAbs(krb5Conf)):
 		return fmt.Errorf("invalid --smb-krb5-conf=%s: must be an absolute path", f.Krb5Conf)
 	}
 	return nil

@@ -48,7 +48,7 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 		return mounter.Mount{}, err
 	}
 	if slices.Contains(a.Options, kerberosOption) && !login.Kerberos() {
-		return mountOf(source, a.Context, a, login)
+		return b.mountOf(source, a.Context, a, login)
 	}
 	share, err := b.pool.Open(ctx, source, login, client.Calls)
 	if err != nil {
@@ -66,7 +66,7 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if err := s.verify(ctx, v, volumeContext[subDirKey]); err != nil {
 		return mounter.Mount{}, err
 	}
-	m, err := mountOf(source, volumeContext, a, login)
+	m, err := b.mountOf(source, volumeContext, a, login)
 	if err == nil {
 		err = b.keepTickets(login, m.Options)
 	}
@@ -145,18 +145,25 @@ func (s *store) verify(ctx context.Context, v *volume, subDir string) error {
 	return ignore(err, backend.ErrDenied)
 }
 
-// Options that a mount has unless a request has others.
+// Options that a mount has unless a request has others, and where the system has them: a Windows
+// node negotiates the dialect and the signatures with the server.
 var defaultOptions = []string{"vers=3", "file_mode=0777", "dir_mode=0777"}
 
-// mountOf returns the mount of a volume context.
-func mountOf(source mounter.ShareSource, volumeContext map[string]string, a backend.Access,
+// supports reports whether a mount on this node can have an option.
+func (b *Backend) supports(option string) bool {
+	return b.cfg.Images == nil || b.cfg.Images.Supports(mounter.Share, "", []string{option}) == nil
+}
+
+// mountOf returns the mount of a volume context. The options of a request and the login stay as they
+// are where the system does not have them: Mount refuses them.
+func (b *Backend) mountOf(source mounter.ShareSource, volumeContext map[string]string, a backend.Access,
 	login client.Login) (mounter.Mount, error) {
 	if subDir := volumeContext[subDirKey]; subDir != "" {
 		source.Path = strings.TrimPrefix(source.Path+"/"+subDir, "/")
 	}
 	options := slices.Clone(a.Options)
 	for _, o := range defaultOptions {
-		if !has(options, o) {
+		if !has(options, o) && b.supports(o) {
 			options = append(options, o)
 		}
 	}
@@ -168,7 +175,7 @@ func mountOf(source mounter.ShareSource, volumeContext map[string]string, a back
 	if volumeContext[encryptKey] == "true" {
 		add = append(add, "seal")
 	}
-	if !login.Guest { // a guest has no key for signatures
+	if !login.Guest && b.supports("sign") { // a guest has no key for signatures
 		add = append(add, "sign")
 	}
 	m := mounter.Mount{Kind: mounter.Share, Source: source.String(), ReadOnly: a.ReadOnly}

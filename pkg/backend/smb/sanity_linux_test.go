@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -102,7 +103,8 @@ func newKubelet(t testing.TB) string {
 // start starts a driver that serves all services, and ends it with the test.
 func (w *world) start(dir string, m mounter.Mounter) *machine {
 	w.Helper()
-	b := w.open()
+	images, _ := m.(mounter.Images)
+	b := w.openOn(images)
 	run := &machine{world: w, kubelet: dir, endpoint: "unix://" + filepath.Join(w.TempDir(), "s"), mounter: m, backend: b,
 		state: w.TempDir(), log: new(logBuffer)}
 	d, err := driver.New(driver.Config{
@@ -177,23 +179,43 @@ func (m *machine) hasNoSecrets(secrets ...string) {
 	}
 }
 
-// TestSanity runs csi-sanity: the controller against a private server, the node with mounts in
-// memory. In the guest of make test-vm the mounts are the kernel's.
-func TestSanity(t *testing.T) {
-	var w *world
-	dir := newKubelet(t)
-	name, m := "shares, fake mounter", mounter.Mounter(mounter.NewFake(dir))
-	if server := smbtest.FromEnvironment(); server != nil {
-		w = newRemoteWorld(t, server, "sanity")
-		host, err := mounter.New(dir, dir+".frozen")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer os.RemoveAll(dir + ".frozen")
-		name, m = "shares, real mounts", host
-	} else {
-		w = newWorld(t, smbtest.Serve(t), smbtest.Share)
+// onPort445 is a Windows node whose server has another port, to which Windows does not connect.
+type onPort445 struct {
+	*mounter.FakeWindows
+	port string
+}
+
+func (p onPort445) moved(m mounter.Mount) mounter.Mount {
+	m.Source = strings.Replace(m.Source, p.port, "", 1)
+	return m
+}
+
+func (p onPort445) Mount(ctx context.Context, m mounter.Mount, path string) error {
+	return p.FakeWindows.Mount(ctx, p.moved(m), path)
+}
+
+func (p onPort445) Mounted(ctx context.Context, m mounter.Mount, path string) (bool, error) {
+	return p.FakeWindows.Mounted(ctx, p.moved(m), path)
+}
+
+// newWindowsMounter returns the mounter of a Windows node that reaches the server of w. The data of
+// volumes is in its mounts.
+func (w *world) newWindowsMounter(dir string) mounter.Mounter {
+	w.Helper()
+	host, err := mounter.NewFakeWindows(dir, w.TempDir())
+	if err != nil {
+		w.Fatal(err)
 	}
+	c := mounter.Credentials{Username: w.user, Password: w.password}
+	if err := host.AddShare("//"+w.Address+"/"+smbtest.Share, filepath.Join(w.Dir, smbtest.Share), c); err != nil {
+		w.Fatal(err)
+	}
+	return onPort445{host, fmt.Sprint(":", w.Port)}
+}
+
+// sanity registers a run of csi-sanity with a mounter. check is for the end.
+func (w *world) sanity(name, dir string, m mounter.Mounter) (check func()) {
+	w.Helper()
 	run := w.start(dir, m)
 	config := sanity.NewTestConfig()
 	config.Address = run.endpoint
@@ -206,10 +228,10 @@ func TestSanity(t *testing.T) {
 	ginkgo.Describe(name, func() { sanity.GinkgoTest(&config) })
 
 	passed, skipped := 0, map[string]int{}
-	ginkgo.ReportAfterSuite("specs that ran", func(report types.Report) {
+	ginkgo.ReportAfterSuite("specs that ran: "+name, func(report types.Report) {
 		for _, spec := range report.SpecReports {
 			switch {
-			case spec.LeafNodeType != types.NodeTypeIt:
+			case spec.LeafNodeType != types.NodeTypeIt || spec.ContainerHierarchyTexts[0] != name:
 			case spec.State == types.SpecStatePassed:
 				passed++
 			case spec.State == types.SpecStateSkipped:
@@ -217,21 +239,50 @@ func TestSanity(t *testing.T) {
 			}
 		}
 	})
+	return func() {
+		w.Helper()
+		for reason, n := range skipped {
+			if !slices.ContainsFunc(notShares, func(r string) bool { return strings.Contains(reason, r) }) {
+				w.Errorf("%s: %d specs were skipped: %s", name, n, reason)
+			}
+		}
+		run.hasNoSecrets(w.password)
+		if !strings.Contains(run.log.String(), "CreateVolume") {
+			w.Errorf("%s: the log has no calls", name)
+		}
+		if passed < 70 {
+			w.Errorf("%s: %d specs passed", name, passed)
+		}
+		w.Logf("%s: %d specs passed; skipped: %v", name, passed, skipped)
+	}
+}
+
+// TestSanity runs csi-sanity: the controller against a private server, the node with mounts in
+// memory, and with the links of a Windows node. In the guest of make test-vm the mounts are the
+// kernel's.
+func TestSanity(t *testing.T) {
+	var checks []func()
+	dir := newKubelet(t)
+	if server := smbtest.FromEnvironment(); server != nil {
+		w := newRemoteWorld(t, server, "sanity")
+		host, err := mounter.New(dir, dir+".frozen")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir + ".frozen")
+		checks = append(checks, w.sanity("shares, real mounts", dir, host))
+	} else {
+		s := smbtest.Serve(t)
+		w := newWorld(t, s, smbtest.Share)
+		checks = append(checks, w.sanity("shares, fake mounter", dir, mounter.NewFake(dir)))
+		w, dir = newWorld(t, s, smbtest.Share), newKubelet(t)
+		checks = append(checks, w.sanity("shares, links of Windows", dir, w.newWindowsMounter(dir)))
+	}
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()
 	reporter.Succinct, reporter.NoColor = true, true
 	ginkgo.RunSpecs(t, "csi-sanity", suite, reporter)
-	for reason, n := range skipped {
-		if !slices.ContainsFunc(notShares, func(r string) bool { return strings.Contains(reason, r) }) {
-			t.Errorf("%d specs were skipped: %s", n, reason)
-		}
+	for _, check := range checks {
+		check()
 	}
-	run.hasNoSecrets(w.password)
-	if !strings.Contains(run.log.String(), "CreateVolume") {
-		t.Error("the log has no calls")
-	}
-	if passed < 70 {
-		t.Errorf("%d specs passed", passed)
-	}
-	t.Logf("%d specs passed; skipped: %v", passed, skipped)
 }

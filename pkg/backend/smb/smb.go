@@ -61,6 +61,10 @@ type Config struct {
 	// none.
 	Krb5Caches string
 
+	// Images is the Host of this node, whose Supports decides which default options a mount has.
+	// nil in a process that does not mount: all.
+	Images mounter.Images
+
 	// Report is called with each error of a background task. nil: ignored.
 	Report func(err error)
 }

@@ -111,7 +111,14 @@ func (w *world) secrets() map[string]string {
 // open opens a backend, like a process, and closes it with the test.
 func (w *world) open() *Backend {
 	w.Helper()
-	b, err := open(Config{Shares: w.shares, Krb5Conf: w.krb5Conf, Report: func(err error) { w.Log(err) }}, w.life)
+	return w.openOn(nil)
+}
+
+// openOn is open on a node.
+func (w *world) openOn(images mounter.Images) *Backend {
+	w.Helper()
+	b, err := open(Config{Shares: w.shares, Krb5Conf: w.krb5Conf, Images: images,
+		Report: func(err error) { w.Log(err) }}, w.life)
 	if err != nil {
 		w.Fatal(err)
 	}

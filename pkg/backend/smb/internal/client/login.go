@@ -108,6 +108,11 @@ func (l Login) convert(err error) error {
 
 // kerberos returns a Kerberos client.
 func (l Login) kerberos() (*krb5.Client, error) {
+	if l.Krb5Conf == "" {
+		return nil, fmt.Errorf("%w: this machine has no configuration of Kerberos: use a user name and a password "+
+			"without "+
+			"a realm, or set --smb-krb5-conf", backend.ErrNotReady)
+	}
 	cfg, err := config.Load(l.Krb5Conf)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", backend.ErrNotReady, l.Krb5Conf, err)
