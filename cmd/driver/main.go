@@ -45,7 +45,7 @@ func program() csidriver.Program {
 // openSMB opens the file of shares of the backend smb.
 func openSMB(f smb.Flags, c csidriver.Config) (backend.Backend, error) {
 	return smb.New(smb.Config{
-		Shares: f.Shares, Krb5Conf: f.Krb5Conf, Krb5Caches: f.Krb5Caches,
+		Shares: f.Shares, Krb5Conf: f.Krb5Conf, Krb5Caches: f.Krb5Caches, Images: c.Images,
 		Report: func(err error) { c.Log.Error("a background task of the storage failed", guard.Attributes(err)...) },
 	})
 }
@@ -59,7 +59,8 @@ func openHostpath(f hostpath.Flags, c csidriver.Config) (backend.Backend, error)
 	c.Log.Info("opening the root", "root", f.Root)
 	return hostpath.New(hostpath.Config{
 		Root: f.Root, Node: c.NodeID, Release: c.Version, Init: f.Init, Adopt: f.Adopt, Lost: f.Lost,
-		Seen: filepath.Join(c.StateDir, "root-identity"),
+		WindowsImageClone: f.WindowsImageClone,
+		Seen:              filepath.Join(c.StateDir, "root-identity"),
 		Report: func(err error) {
 			c.Log.Error("a background task of the storage ended with a panic", guard.Attributes(err)...)
 		},

@@ -174,6 +174,7 @@ func Run(ctx context.Context, p Program, args []string, env Environment) int {
 	}
 	env.tune(gcPercent)
 	log := o.logger(env.Stderr)
+	logLibraries(log)
 	if err := run(ctx, o, log, env.exit); err != nil {
 		log.Error("the driver ends after an error", "error", err)
 		return exitError

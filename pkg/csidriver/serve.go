@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/causeway-csi/causeway/internal/connlimit"
+	"github.com/causeway-csi/causeway/internal/dacl"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/internal/router"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -98,7 +99,7 @@ func (p *instance) mounter() (mounter.Host, error) {
 	if p.mode == modeController {
 		return nil, nil
 	}
-	if err := os.MkdirAll(p.stateDir, 0o700); err != nil {
+	if err := dacl.MakePrivate(p.stateDir); err != nil {
 		return nil, fmt.Errorf("--state-dir: %w", err)
 	}
 	if err := p.checkBackend(); err != nil {

@@ -133,3 +133,8 @@ func GroupCapabilities() *csi.GroupControllerGetCapabilitiesResponse {
 // TopologyKey returns the topology key of the driver with this name. The value of the key
 // identifies the node that holds a volume.
 func TopologyKey(driver string) string { return strings.ToLower(driver) + "/node" }
+
+// SystemKey returns the topology key for the operating system of a node of the driver with this
+// name: linux or windows. A class can require it with allowedTopologies. Volumes do not have it, as
+// the key of TopologyKey identifies their node.
+func SystemKey(driver string) string { return strings.ToLower(driver) + "/os" }

@@ -163,6 +163,8 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 		for _, vc := range parsed {
 			o.Access = append(o.Access, vc.Access)
 		}
+	} else if fsType := req.GetParameters()[fsTypeKey]; fsType != "" { // external-provisioner passes no capabilities
+		o.Access = []backend.Access{{FSType: fsType}}
 	}
 	capacity, err := reporter.Capacity(ctx, o)
 	if err != nil {
@@ -241,7 +243,7 @@ func (c *controller) volume(v backend.Volume) *csi.Volume {
 	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Size, VolumeContext: v.Context,
 		ContentSource: contentSource(v)}
 	if c.topology.local {
-		volume.AccessibleTopology = []*csi.Topology{c.topology.message}
+		volume.AccessibleTopology = []*csi.Topology{c.topology.volume}
 	}
 	return volume
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -127,7 +128,7 @@ func TestCreateVolumeRequests(t *testing.T) {
 				t.Errorf("there are the volumes %v, %v", left, readErr)
 			}
 			if v := resp.GetVolume(); err == nil &&
-				(len(v.GetAccessibleTopology()) != 1 ||
+				(len(v.GetAccessibleTopology()) != 1 || len(v.GetAccessibleTopology()[0].GetSegments()) != 1 ||
 					v.GetAccessibleTopology()[0].GetSegments()[testName+"/node"] != "node-1") {
 				t.Errorf("the topology is %v", v.GetAccessibleTopology())
 			}
@@ -362,11 +363,28 @@ func TestCapacityIsThatOfThisNode(t *testing.T) {
 		t.Errorf("NodeGetInfo = %v", info)
 	}
 	here := info.GetAccessibleTopology()
+	if len(here.GetSegments()) != 2 || here.GetSegments()[SystemKey(testName)] != runtime.GOOS {
+		t.Errorf("the topology of the node is %v, want its name and its operating system", here)
+	}
 	class := map[string]string{"csi.storage.k8s.io/fstype": "ext4", "csi.storage.k8s.io/provisioner-secret-name": "s",
 		"kind": "directory"}
 	if available(&csi.GetCapacityRequest{}) == 0 ||
 		available(&csi.GetCapacityRequest{AccessibleTopology: here, Parameters: class}) == 0 {
 		t.Error("no capacity on this node")
+	}
+	for name, tc := range map[string]struct {
+		segments map[string]string
+		want     bool
+	}{
+		"a node that was registered by an earlier release": {map[string]string{TopologyKey(testName): "node-1"}, true},
+		"any node with this system":                        {map[string]string{SystemKey(testName): runtime.GOOS}, true},
+		"any node with another system":                     {map[string]string{SystemKey(testName): "plan9"}, false},
+		"another driver":                                   {map[string]string{"example.com/os": runtime.GOOS}, false},
+	} {
+		request := &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{Segments: tc.segments}}
+		if got := available(request); (got > 0) != tc.want {
+			t.Errorf("%s: %d bytes are left, want some: %t", name, got, tc.want)
+		}
 	}
 	if got := available(&csi.GetCapacityRequest{AccessibleTopology: there}); got != 0 {
 		t.Errorf("%d bytes are left on another node", got)
@@ -422,9 +440,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 	if resp.GetConfirmed() == nil {
 		t.Errorf("the default kind: %v", resp)
 	}
-	if err := os.Rename(d.root, d.root+".away"); err != nil {
-		t.Fatal(err)
-	}
+	d.moveRoot()
 	defer os.Rename(d.root+".away", d.root)
 	_, err := d.ValidateVolumeCapabilities(context.Background(), &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{capability(singleMode)},
@@ -477,9 +493,7 @@ func TestHealthOfVolumes(t *testing.T) {
 	if err != nil || len(storage.GetBackendHealth()) != 0 {
 		t.Errorf("NodeGetStorageHealth = %v, %v", storage, err)
 	}
-	if err := os.Rename(d.root, d.root+".away"); err != nil {
-		t.Fatal(err)
-	}
+	d.moveRoot()
 	storage, err = d.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
 	if err != nil || len(storage.GetBackendHealth()) != 1 ||
 		storage.GetBackendHealth()[0].GetStatus() != csi.StorageHealthErrorType_STORAGE_UNREACHABLE {

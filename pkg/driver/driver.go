@@ -88,6 +88,9 @@ func New(cfg Config) (*Driver, error) {
 	if d.interceptors, err = NewInterceptors(cfg.Log, cfg.Registry, cfg.ServerOptions...); err != nil {
 		return nil, err
 	}
+	if c, ok := cfg.Mounter.(mounter.PathCleaner); ok {
+		d.interceptors.calls = append(d.interceptors.calls, cleanPaths(c))
+	}
 	d.interceptors.calls = append(d.interceptors.calls, d.locks.intercept)
 	if err := CheckMetadataBlock(cfg.MetadataBlock); err != nil {
 		return nil, err

@@ -55,7 +55,7 @@ func Listen(endpoint string, allowTCP bool) (net.Listener, error) {
 		return net.Listen("tcp", address)
 	}
 	path := strings.TrimPrefix(endpoint, "unix://")
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+	if err := makeSocketDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
 	if err := checkStale(path); err != nil {

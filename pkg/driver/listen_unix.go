@@ -14,6 +14,9 @@ import (
 	"syscall"
 )
 
+// makeSocketDir makes the directory of the socket.
+func makeSocketDir(dir string) error { return os.MkdirAll(dir, 0o750) }
+
 // bindSocket creates the socket under another name, removes the permissions of other users, and
 // renames the socket to path. So there is no moment without a socket at path, and no moment in
 // which another user can connect.

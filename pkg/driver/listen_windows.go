@@ -7,15 +7,26 @@ import (
 	"os"
 
 	"golang.org/x/sys/windows"
+
+	"github.com/causeway-csi/causeway/internal/dacl"
 )
 
-// bindSocket creates the socket. Windows has no file modes: the permissions of the directory
-// exclude other users.
+// makeSocketDir makes the directory of the socket, which other users cannot enter.
+func makeSocketDir(dir string) error { return dacl.MakePrivate(dir) }
+
+// bindSocket creates the socket, and then excludes other users: there are no file modes here.
 func bindSocket(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	return net.Listen("unix", path)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := dacl.Set(path, dacl.Private); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
 }
 
 func isRefused(err error) bool { return errors.Is(err, windows.WSAECONNREFUSED) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -32,7 +33,7 @@ type node struct {
 }
 
 func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	resp := &csi.NodeGetInfoResponse{NodeId: n.id, AccessibleTopology: n.topology.message}
+	resp := &csi.NodeGetInfoResponse{NodeId: n.id, AccessibleTopology: n.topology.node}
 	if l, ok := n.backend.(backend.Limiter); ok {
 		resp.MaxVolumesPerNode = l.NodeLimit()
 	}
@@ -172,6 +173,9 @@ func (n *node) NodePublishVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	if err := n.checkReadOnly(req, vc); err != nil {
+		return nil, fmt.Errorf("publish volume %.128q: %w", id, err)
+	}
 	vc.ReadOnly = vc.ReadOnly || req.GetReadonly()
 	if req.GetVolumeContext()[ephemeralKey] == "true" {
 		err = n.publishInline(ctx, req, vc)
@@ -182,6 +186,17 @@ func (n *node) NodePublishVolume(ctx context.Context,
 		return nil, fmt.Errorf("publish volume %.128q: %w", id, err)
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// checkReadOnly returns an error for a capability that is read-only where only the runtime of the
+// containers makes a volume read-only, and the request does not ask for that: the pod could write.
+func (n *node) checkReadOnly(req *csi.NodePublishVolumeRequest, vc volumeCapability) error {
+	m, ok := n.mounter.(mounter.RuntimeReadOnly)
+	if !ok || !m.RuntimeReadOnly() || req.GetReadonly() || !vc.ReadOnly && !slices.Contains(vc.Options, "ro") {
+		return nil
+	}
+	return fmt.Errorf("%w: the access mode, or the mount option ro, is for reading, and Windows makes a volume "+
+		"read-only for a pod only if the pod or its PersistentVolume says readOnly: true", backend.ErrInvalid)
 }
 
 // publish mounts a staged volume at the target path. CSI spec v1.13, NodePublishVolume, has a table
@@ -221,6 +236,9 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, v
 		}
 	}
 	if err := n.mounter.Mount(ctx, from, target); err != nil {
+		if staged, look := n.isMounted(ctx, mount, staging); look == nil && !staged {
+			return fmt.Errorf("%w: the volume is no longer staged at %s", errPrecondition, staging)
+		}
 		return err
 	}
 	crashpoint.Reached("publish:mounted")

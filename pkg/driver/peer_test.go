@@ -20,13 +20,9 @@ import (
 // at serves a server of the driver on a socket of its own, and returns a connection to the server.
 func (d *testDriver) at(name string, server *grpc.Server) *grpc.ClientConn {
 	d.Helper()
-	endpoint := "unix://" + filepath.Join(d.dir, name+".sock")
-	l, err := Listen(endpoint, false)
-	if err != nil {
-		d.Fatal(err)
-	}
+	l, address := d.listen(name)
 	go server.Serve(l)
-	conn, err := grpc.NewClient(endpoint, insecureOption(), grpc.WithAuthority("localhost"))
+	conn, err := grpc.NewClient(address, insecureOption(), grpc.WithAuthority("localhost"))
 	if err != nil {
 		d.Fatal(err)
 	}

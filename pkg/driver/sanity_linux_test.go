@@ -17,6 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
+	newFakeWindows = func(dir, state string) (mounter.Host, error) { return mounter.NewFakeWindows(dir, state) }
 	if err := namespace.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, "tests with real mounts are skipped:", err)
 	} else {

@@ -1,13 +1,16 @@
 package driver
 
 import (
+	"context"
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 	"github.com/onsi/ginkgo/v2"
@@ -59,6 +62,32 @@ func (ids) GenerateUniqueValidVolumeID() string {
 	return volumeid.New(volumeid.Volume, "node-1", uuid.NewString())
 }
 
+// cloningNTFS makes the driver restore and clone images of Windows.
+func cloningNTFS(d *testDriver) { d.cloneVHDX = true }
+
+// withNTFS requests ntfs in the capabilities of a call, as a class for Windows does. csi-sanity
+// has no option for a filesystem.
+func withNTFS(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	options ...grpc.CallOption) error {
+	var all []*csi.VolumeCapability
+	if r, ok := req.(interface {
+		GetVolumeCapabilities() []*csi.VolumeCapability
+	}); ok {
+		all = r.GetVolumeCapabilities()
+	}
+	if r, ok := req.(interface {
+		GetVolumeCapability() *csi.VolumeCapability
+	}); ok && r.GetVolumeCapability() != nil {
+		all = append(all, r.GetVolumeCapability())
+	}
+	for _, c := range all {
+		if m := c.GetMount(); m != nil {
+			m.FsType = "ntfs"
+		}
+	}
+	return invoke(ctx, method, req, reply, conn, options...)
+}
+
 // sanityRun is a run of csi-sanity.
 type sanityRun struct {
 	driver  *testDriver
@@ -76,12 +105,16 @@ func TestSanity(t *testing.T) {
 			d := startDriver(t, change...)
 			runs[name] = &sanityRun{driver: d, maySkip: maySkip, skipped: map[string]int{}}
 			config := sanity.NewTestConfig()
-			config.Address = d.endpoint()
+			config.Address = d.address()
 			config.TargetPath, config.StagingPath = d.path("target"), d.path("staging")
 			config.TestVolumeSize = 64 << 20
 			config.TestNodeVolumeAttachLimit = true
 			config.IDGen = ids{}
 			config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sized.Answers))
+			if d.cloneVHDX {
+				config.TestVolumeSize = 128 << 20 // the smallest
+				config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(withNTFS))
+			}
 			config.TestVolumeParameters = parameters
 			config.TestVolumeAccessType = access
 			config.TestVolumeMutableParameters = map[string]string{"label": "mine"}
@@ -98,6 +131,13 @@ func TestSanity(t *testing.T) {
 	run("volumes in memory", notEverywhere, nil, "mount", inMemory)
 	run("volumes in memory, on one node", nil, nil, "mount", inMemory, onOneNode)
 	run("block devices in memory", notEverywhere, nil, "block", inMemory)
+	if newFakeWindows != nil {
+		links := func(d *testDriver) { d.links = true }
+		run("links of Windows", notHostpath, nil, "mount", links)
+		if runtime.GOOS != "windows" { // Wine has no virtual disks
+			run("links of Windows, images", notHostpath, image, "mount", links, cloningNTFS)
+		}
+	}
 	mounts := func(d *testDriver) { d.real = true }
 	if realMounter != nil {
 		run("real mounts", notHostpath, nil, "mount", mounts)
@@ -125,7 +165,7 @@ func TestSanity(t *testing.T) {
 	})
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()
-	reporter.Succinct, reporter.NoColor = true, true
+	reporter.Succinct, reporter.NoColor = !testing.Verbose(), true // test/wine prints the summary
 	ginkgo.RunSpecs(t, "csi-sanity", suite, reporter)
 
 	for name, r := range runs {

@@ -127,7 +127,7 @@ func (t *topology) snapshot(s backend.Snapshot) *csi.Snapshot {
 		ReadyToUse: true, GroupSnapshotId: s.Group,
 	}
 	if t.local {
-		snapshot.AccessibleTopology = []*csi.Topology{t.message}
+		snapshot.AccessibleTopology = []*csi.Topology{t.node}
 	}
 	return snapshot
 }

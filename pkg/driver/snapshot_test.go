@@ -19,8 +19,10 @@ import (
 )
 
 var (
-	here  = &csi.Topology{Segments: map[string]string{testName + "/node": "node-1"}}
+	here  = &csi.Topology{Segments: map[string]string{testName + "/node": "node-1", testName + "/os": operatingSystem}}
 	there = &csi.Topology{Segments: map[string]string{testName + "/node": "node-2"}}
+	// onNode is the topology of a volume here.
+	onNode = &csi.Topology{Segments: map[string]string{testName + "/node": "node-1"}}
 )
 
 // requisite returns a requirement for one of several topologies.
@@ -317,7 +319,8 @@ func TestContentSources(t *testing.T) {
 				}
 				for _, a := range answers {
 					if !proto.Equal(a.GetContentSource(), req.GetVolumeContentSource()) ||
-						a.GetVolumeId() != resp.GetVolume().GetVolumeId() || !isHere(a.GetAccessibleTopology()) {
+						a.GetVolumeId() != resp.GetVolume().GetVolumeId() || len(a.GetAccessibleTopology()) != 1 ||
+						!proto.Equal(a.GetAccessibleTopology()[0], onNode) {
 						t.Errorf("made %v of %v", a, req.GetVolumeContentSource())
 					}
 				}

@@ -41,6 +41,7 @@ func TestStagingRecordsSurviveARestartAndDamage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { s.dir.Close() })
 		return s
 	}
 	s := open()
@@ -112,6 +113,7 @@ func TestAPutCanBeUndone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { s.dir.Close() })
 	old := stagingRecord{VolumeID: "v", Capability: volumeCapability{mode: sharedMode}.digest()}
 	next := stagingRecord{VolumeID: "w", Capability: volumeCapability{mode: singleMode}.digest()}
 	undo, err := s.put("/a", old)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -30,15 +29,12 @@ func serveStreams(t *testing.T, b backend.Backend, log *logBuffer, stall time.Du
 		t.Fatal(err)
 	}
 	server.interceptors.streams.stall = stall
-	endpoint := "unix://" + filepath.Join(d.dir, "2.sock")
-	l, err := Listen(endpoint, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { server.Close() })
+	l, address := d.listen("2")
 	all := server.All()
 	go all.Serve(l)
 	// The windows are fixed, so that gRPC does not receive responses that the test does not read.
-	conn, err := grpc.NewClient(endpoint, insecureOption(), grpc.WithStaticStreamWindowSize(64<<10),
+	conn, err := grpc.NewClient(address, insecureOption(), grpc.WithStaticStreamWindowSize(64<<10),
 		grpc.WithStaticConnWindowSize(1<<20))
 	if err != nil {
 		t.Fatal(err)

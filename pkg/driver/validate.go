@@ -67,6 +67,9 @@ const (
 	podNamespace      = "csi.storage.k8s.io/pod.namespace"
 )
 
+// fsTypeKey is the reserved key of the filesystem type in the parameters of a class.
+const fsTypeKey = "csi.storage.k8s.io/fstype"
+
 // maxNamespace is the maximum length of the name of a namespace: RFC 1123, DNS label.
 const maxNamespace = 63
 
@@ -305,10 +308,13 @@ type topology struct {
 	local  bool
 	key    string // topology key; "" if not local
 	value  string
+	// segments are those of the node; nil if not local.
+	segments map[string]string
 
-	// message is the topology in CSI; nil if not local. All responses share message, which is
+	// volume is the topology of a volume in CSI, which has the segment of its node only. node is that
+	// of the node and its snapshots. Both are nil if not local. All responses share them, which are
 	// immutable.
-	message *csi.Topology
+	volume, node *csi.Topology
 }
 
 func newTopology(cfg Config) *topology {
@@ -318,14 +324,16 @@ func newTopology(cfg Config) *topology {
 		return &topology{groups: groups}
 	}
 	t := &topology{groups: groups, local: true, key: TopologyKey(cfg.Name), value: volumeid.Segment(local.Node())}
-	t.message = &csi.Topology{Segments: map[string]string{t.key: t.value}}
+	t.volume = &csi.Topology{Segments: map[string]string{t.key: t.value}}
+	t.segments = map[string]string{t.key: t.value, SystemKey(cfg.Name): operatingSystem}
+	t.node = &csi.Topology{Segments: t.segments}
 	return t
 }
 
-// within reports whether this topology is within requested. A key of another driver excludes it.
+// within reports whether this node is within requested. A key of another driver excludes it.
 func (t *topology) within(requested *csi.Topology) bool {
 	for key, value := range requested.GetSegments() {
-		if t.local && (key != t.key || value != t.value) {
+		if own, ok := t.segments[key]; t.local && (!ok || own != value) {
 			return false
 		}
 	}

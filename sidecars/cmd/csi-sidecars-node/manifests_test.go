@@ -7,8 +7,10 @@ import (
 )
 
 func TestTheManifestsCommandLineIsRead(t *testing.T) {
-	args := manifests.Args(t, "node.yaml", "csi-sidecars-node")
-	if err := command().Check(args); err != nil {
-		t.Errorf("%q: %v", args, err)
+	for _, file := range []string{"node.yaml", "../windows/node.yaml"} {
+		args := manifests.Args(t, file, "csi-sidecars-node")
+		if err := command().Check(args); err != nil {
+			t.Errorf("%s: %q: %v", file, args, err)
+		}
 	}
 }

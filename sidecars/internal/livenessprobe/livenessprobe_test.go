@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -222,6 +223,37 @@ func TestTheHealthPortAnswersBeforeThereIsADriver(t *testing.T) {
 		}
 		return err != nil
 	})
+}
+
+// TestAHealthPortOfTheHostAlone: on the network of a node, only processes of the node reach
+// 127.0.0.1:PORT, and another driver can have the same port of another address.
+func TestAHealthPortOfTheHostAlone(t *testing.T) {
+	path, port := socketPath(t), freePort(t)
+	defer (&driver{}).serve(t, path)()
+	r := probing(t, path, &controller{timeout: guard, port: port})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	defer func() { stop(); <-ended }()
+	eventually(t, "the health port is open", func() bool {
+		conn, err := net.Dial("tcp", string(port))
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	_, number, err := net.SplitHostPort(string(port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("tcp", net.JoinHostPort("127.0.0.2", number))
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		t.Skip("this machine has one loopback address")
+	}
+	if err != nil {
+		t.Fatalf("livenessprobe has the port of another address: %v", err)
+	}
+	other.Close()
 }
 
 func TestAHealthPortThatIsTaken(t *testing.T) {

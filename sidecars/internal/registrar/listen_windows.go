@@ -1,9 +1,21 @@
 package registrar
 
-import "net"
+import (
+	"errors"
+	"net"
 
-// bind makes the socket. Windows has no modes: the permissions of the kubelet's directory protect
-// the socket.
+	"github.com/causeway-csi/causeway/internal/dacl"
+)
+
+// bind makes the socket, and then excludes other users: there are no file modes here. Until then,
+// the access control list of the kubelet's directory protects the socket. The kubelet is SYSTEM.
 func bind(path string) (*net.UnixListener, error) {
-	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	if err := dacl.Set(path, dacl.Private); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
 }

@@ -100,6 +100,8 @@ func TestWhereTheSocketMayBe(t *testing.T) {
 		{address: "/run/csi/socket", want: "/run/csi/socket"},
 		{address: "unix:///csi/csi.sock", want: "/csi/csi.sock"},
 		{address: "unix:/csi/csi.sock", want: "/csi/csi.sock"},
+		{address: `unix://C:\k\plugins\csi.example.com\csi.sock`, want: `C:\k\plugins\csi.example.com\csi.sock`},
+		{address: `C:\k\csi.sock`, want: `C:\k\csi.sock`},
 		{address: "csi.sock", want: "csi.sock"},
 		{address: "unix:csi.sock", want: "csi.sock"},
 		{address: "", bad: true},

@@ -1,0 +1,4 @@
+package driver
+
+// operatingSystem is the value of SystemKey.
+const operatingSystem = "linux"
