@@ -215,6 +215,9 @@ func replug(label string) error {
 	return unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0)
 }
 
+// newFinder returns the finder of a node: EDIT: see finder_windows.go.
+func newFinder(node string) finder { return findLoops(node) }
+
 // findLoops returns the finder of a node. An author replaces it by mounter.FindDevice, which needs
 // the serial number alone. Errors of the finder: ErrPrecondition if the node does not have the
 // device, or two of the same label.

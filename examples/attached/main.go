@@ -1,11 +1,12 @@
-//go:build linux
+//go:build linux || windows
 
 // Command attached is a CSI driver for disks that are attached to nodes, as those of most clouds
 // and storage networks. The program has three parts: storage.go translates between CSI and a cloud,
 // cloud.go plays the cloud with files of a directory, and loop.go plays the cable: an attached disk
 // is a loop device. An author replaces the last two by a cloud, which is an interface in
-// storage.go, and by mounter.FindDevice. EDIT marks the places in storage.go that depend on the
-// cloud.
+// storage.go, and by mounter.FindDevice, as finder_windows.go has it: a Windows node has the disks
+// of its machine, and its controller runs on Linux. EDIT marks the places in storage.go that depend
+// on the cloud.
 package main
 
 import (
@@ -47,9 +48,9 @@ func (o *options) flags(set *flag.FlagSet) {
 	set.Int64Var(&o.limit, "attach-limit", 16, "attached: `number` of disks that a node takes; 0: any")
 }
 
-func (o *options) check(csidriver.Config) error {
+func (o *options) check(c csidriver.Config) error {
 	switch {
-	case !filepath.IsAbs(o.dir):
+	case c.Controller && !filepath.IsAbs(o.dir): // a node has no cloud, and on Windows another form of paths
 		return fmt.Errorf("invalid --cloud-dir %q: must be an absolute path", o.dir)
 	case o.limit < 0:
 		return fmt.Errorf("invalid --attach-limit %d: must not be negative", o.limit)
@@ -60,8 +61,8 @@ func (o *options) check(csidriver.Config) error {
 }
 
 func (o *options) open(c csidriver.Config) (backend.Backend, error) {
-	s := &storage{node: c.NodeID, limit: o.limit, find: findLoops(c.NodeID)} // EDIT: mounter.FindDevice
-	// a node has its loop devices, and no cloud
+	s := &storage{node: c.NodeID, limit: o.limit, find: newFinder(c.NodeID)}
+	// a node has its disks, and no cloud
 	if !c.Controller {
 		return s, nil
 	}

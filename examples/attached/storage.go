@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux || windows
 
 package main
 
@@ -29,6 +29,15 @@ type storage struct {
 // sequence number (see mounter.Mount), and whether the cloud attached it read-only. Errors:
 // ErrPrecondition or mounter.ErrDevice if the node does not have the disk.
 type finder func(ctx context.Context, serial, volume string) (path string, sequence uint64, readOnly bool, err error)
+
+// findBy returns a finder for a function such as mounter.FindDevice. Whether a disk is read-only is
+// then a property of the device, which the mounter reads.
+func findBy(find func(ctx context.Context, serial string) (path string, sequence uint64, err error)) finder {
+	return func(ctx context.Context, serial, _ string) (string, uint64, bool, error) {
+		path, sequence, err := find(ctx, serial)
+		return path, sequence, false, err
+	}
+}
 
 // cloud is the interface of the driver to a cloud. Many goroutines call it, but one at a time for
 // the changes of one ID. A check and the change that depends on it are a single call, so that
@@ -97,7 +106,7 @@ type attachment struct {
 const unit, largest = 1 << 20, 16 << 40
 
 // smallest has the least sizes of disks with a filesystem, in bytes; "" is none. mkfs refuses less.
-var smallest = map[string]int64{"": unit, "ext4": 16 << 20, "xfs": 300 << 20, "btrfs": 256 << 20}
+var smallest = map[string]int64{"": unit, "ext4": 16 << 20, "xfs": 300 << 20, "btrfs": 256 << 20, "ntfs": 64 << 20}
 
 // Keys of a publish context. A publish context of an earlier version of the driver has no size.
 const serialKey, sizeKey = "serial", "size"
