@@ -196,7 +196,7 @@ func output(ctx context.Context, dir string, env []string, name string, args ...
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", errors.Join(ctx.Err(), fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err))
+		return string(out), errors.Join(ctx.Err(), fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err))
 	}
 	return string(out), nil
 }

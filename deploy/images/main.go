@@ -56,6 +56,7 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&m.out, "out", filepath.Join(root, "bin", "images"), "directory for the images")
 	flags.StringVar(&m.windowsBase, "windows-base", "",
 		"image of a registry that Windows images are put on, with its digest: "+windowsBase+"@sha256:…")
+	m.signer.flags(flags)
 	source := flags.String("driver-source", "",
 		"directory of a main package that uses pkg/csidriver: the image driver gets that program; relative to the "+
 			"working directory")
@@ -71,6 +72,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	m.platforms = strings.Split(*platforms, ",")
 	slices.Sort(m.platforms) // an index has its images in this order
+	if err := m.signer.check(m.platforms); err != nil {
+		return err
+	}
 	if m.version, err = findVersion(ctx, root, *tag); err != nil {
 		return err
 	}
@@ -136,6 +140,7 @@ func renew(ctx context.Context, path string) error {
 type maker struct {
 	root, out   string
 	windowsBase string
+	signer      signer
 	products    []product
 	platforms   []string
 	version     version
@@ -250,7 +255,16 @@ func (m *maker) addWindows(ctx context.Context, p product, platform string, base
 	if base == nil {
 		image.Annotations[incomplete] = "its base is missing: " + windowsBase
 	}
-	return m.add(ctx, p, image, nil, read)
+	return m.add(ctx, p, image, nil, func(p product) ([]byte, error) {
+		program, err := read(p)
+		if err != nil {
+			return nil, err
+		}
+		if program, err = m.signer.sign(ctx, program); err != nil {
+			return nil, fmt.Errorf("sign %s: %w", p.executable("windows"), err)
+		}
+		return program, nil
+	})
 }
 
 // pull returns the base of Windows images, or nil if there is to be none.

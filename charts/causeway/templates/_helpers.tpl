@@ -59,6 +59,11 @@ securityContext:
     runAsUserName: {{ .runAsUserName | quote }}
 {{- end -}}
 
+{{/* Whether a HostProcess pod runs as SYSTEM: "true" or "". The names of accounts have no case. */}}
+{{- define "causeway.isSystem" -}}
+{{- if eq (lower .runAsUserName) "nt authority\\system" -}}true{{- end -}}
+{{- end -}}
+
 {{/* Environment variables from the value env, for tracing for example. */}}
 {{- define "causeway.extraEnv" -}}
 {{- range $name, $value := .Values.env }}
@@ -124,10 +129,10 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Probes of a container: (dict "port" "driver-http" "ready" true). */}}
+{{/* Probes of a container: (dict "port" "driver-http" "ready" true "host" "127.0.0.1"). Without a host: the address of the pod. */}}
 {{- define "causeway.probes" -}}
 livenessProbe:
-  httpGet: {path: /healthz, port: {{ .port }}}
+  httpGet: { {{- with .host }}host: {{ . }}, {{ end }}path: /healthz, port: {{ .port }}}
   timeoutSeconds: 5
   failureThreshold: 6
 {{- if .ready }}
@@ -190,7 +195,7 @@ imagePullSecrets:
 {{- if not (regexMatch (ternary "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" "^[a-z]([a-z0-9-]*[a-z0-9])?$" (semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version)) (include "causeway.fullname" .)) -}}
 {{- fail (printf "the release's name is the prefix of all names, and a Service cannot be called %s: set fullnameOverride, or use another release name" (include "causeway.fullname" .)) -}}
 {{- end -}}
-{{- range concat .Values.hostpath.extraArgs .Values.hostpath.backendArgs -}}
+{{- range concat .Values.hostpath.extraArgs .Values.hostpath.backendArgs .Values.hostpath.windows.extraArgs -}}
 {{- if and $.Values.hostpath.enabled (regexMatch "^--?peer-client(=|$)" .) (ne $.Values.hostpath.certificates.source "secrets") -}}
 {{- fail "hostpath.extraArgs: --peer-client requires certificates.source: secrets. The certificates of the chart are for causeway-router" -}}
 {{- end -}}
@@ -200,6 +205,11 @@ imagePullSecrets:
 {{- end -}}
 {{- if and .Values.hostpath.enabled (or (hasPrefix (printf "%s/" .Values.kubeletDir) (printf "%s/" .Values.hostpath.root)) (hasPrefix (printf "%s/" .Values.hostpath.root) (printf "%s/" .Values.kubeletDir))) -}}
 {{- fail "hostpath.root and kubeletDir: one directory contains the other" -}}
+{{- end -}}
+{{- $windowsRoot := printf "%s\\" (lower (trimSuffix "\\" .Values.hostpath.windows.root)) -}}
+{{- $windowsKubelet := printf "%s\\" (lower (trimSuffix "\\" .Values.kubeletDirWindows)) -}}
+{{- if and .Values.hostpath.enabled .Values.hostpath.windows.enabled (or (hasPrefix $windowsRoot $windowsKubelet) (hasPrefix $windowsKubelet $windowsRoot)) -}}
+{{- fail "hostpath.windows.root and kubeletDirWindows: one directory contains the other" -}}
 {{- end -}}
 {{- $defaults := list -}}
 {{- range $name, $class := .Values.hostpath.storageClasses -}}
@@ -214,6 +224,7 @@ imagePullSecrets:
 {{- fail "hostpath.driverName and smb.driverName are the same: two drivers need two names" -}}
 {{- end -}}
 {{- include "causeway.validateAttached" . -}}
+{{- include "causeway.validateWindows" . -}}
 {{- if and .Values.hostpath.enabled .Values.hostpath.certificates.nodesDirectory (ne .Values.hostpath.certificates.source "secrets") -}}
 {{- fail "hostpath.certificates.nodesDirectory requires source: secrets. You fill the directory on each node" -}}
 {{- end -}}
@@ -249,9 +260,6 @@ imagePullSecrets:
 {{- if $hostpath.forgottenNodes -}}
 {{- fail "hostpath.forgottenNodes: only a router reads it, and with hostpath.csiDriver.attachRequired there is none. Leave it empty" -}}
 {{- end -}}
-{{- if $hostpath.windows.enabled -}}
-{{- fail "hostpath.windows.enabled: disks are attached to Linux nodes only. Set it or hostpath.csiDriver.attachRequired to false" -}}
-{{- end -}}
 {{- if and $hostpath.controller.privileged (ne (int $hostpath.controller.replicas) 1) -}}
 {{- fail "hostpath.controller.privileged: one pod serves the storage of its node. Set hostpath.controller.replicas to 1" -}}
 {{- end -}}
@@ -262,6 +270,24 @@ imagePullSecrets:
 {{- fail "hostpath.controller.privileged requires hostpath.csiDriver.attachRequired: a router needs no storage" -}}
 {{- else if and $hostpath.enabled (or $hostpath.controller.backendArgs $hostpath.controller.secretName) -}}
 {{- fail "hostpath.controller.backendArgs and secretName require hostpath.csiDriver.attachRequired: a router has no backend" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Rejects accounts of Windows without the rights for the volumes: docs/explanation/security.md. */}}
+{{- define "causeway.validateWindows" -}}
+{{- $hostpath := .Values.hostpath -}}
+{{- if and $hostpath.enabled $hostpath.windows.enabled (not (include "causeway.isSystem" $hostpath.windows)) -}}
+{{- if include "causeway.attached" . -}}
+{{- fail (printf "hostpath.windows.runAsUserName: %s cannot have attached disks. Set it to NT AUTHORITY\\SYSTEM" $hostpath.windows.runAsUserName) -}}
+{{- end -}}
+{{- range $name, $class := $hostpath.storageClasses -}}
+{{- if and $class (eq (dig "fsType" "" ($class | default dict)) "ntfs") (not $hostpath.backendArgs) -}}
+{{- fail (printf "hostpath.windows.runAsUserName: %s cannot have images, and the class %s has them on Windows. Set it to NT AUTHORITY\\SYSTEM, or remove the class" $hostpath.windows.runAsUserName $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.smb.enabled .Values.smb.windows.enabled (not (include "causeway.isSystem" .Values.smb.windows)) -}}
+{{- fail (printf "smb.windows.runAsUserName: %s cannot map shares. Set it to NT AUTHORITY\\SYSTEM" .Values.smb.windows.runAsUserName) -}}
 {{- end -}}
 {{- end -}}
 
@@ -294,7 +320,7 @@ imagePullSecrets:
 - --shutdown-timeout=4s
 - --node-driver-registrar-kubelet-registration-path={{ .plugin }}\csi.sock
 - --node-driver-registrar-plugin-registration-path={{ .kubelet }}\plugins_registry
-- --livenessprobe-health-port={{ .probe }}
+- --livenessprobe-health-port=127.0.0.1:{{ .probe }}   # the network is the node's
 {{- end -}}
 
 {{/* Sources that may read metrics. */}}

@@ -136,9 +136,7 @@ var manifests = []struct {
 		map[string]string{"linux/attributes/class.yaml": "hostpath/attributes.yaml"},
 	},
 	{
-		// which users cannot have yet
-		[]string{"--set=hostpath.windows.enabled=true,hostpath.certificates.source=secrets",
-			"--skip-schema-validation"},
+		[]string{"--set=hostpath.windows.enabled=true,hostpath.certificates.source=secrets"},
 		map[string]string{"windows/node.yaml": "hostpath/node-windows.yaml"},
 	},
 }
@@ -179,19 +177,15 @@ type Configuration struct {
 	Args []string // Helm's
 }
 
-// Configurations returns those in charts/causeway/ci. A configuration whose name begins with
-// "later" has values that no user can have yet, which the schema rejects.
+// Configurations returns those in charts/causeway/ci.
 func Configurations() (all []Configuration, err error) {
 	paths, err := filepath.Glob(filepath.Join(Directory(), "ci", "*-values.yaml"))
 	if err == nil && len(paths) == 0 {
 		err = errors.New("charts/causeway/ci has no values")
 	}
 	for _, path := range paths {
-		c := Configuration{strings.TrimSuffix(filepath.Base(path), "-values.yaml"), []string{"--values=" + path}}
-		if strings.HasPrefix(c.Name, "later") {
-			c.Args = append(c.Args, "--skip-schema-validation")
-		}
-		all = append(all, c)
+		all = append(all,
+			Configuration{strings.TrimSuffix(filepath.Base(path), "-values.yaml"), []string{"--values=" + path}})
 	}
 	return all, err
 }

@@ -64,10 +64,11 @@ func TestFilesAreRendered(t *testing.T) {
 	}
 }
 
-// TestTheAuthorsValues: the pages for authors of drivers show the values of these tests.
+// TestTheAuthorsValues: the pages for authors of drivers, and that for Windows nodes, show the values
+// of these tests.
 func TestTheAuthorsValues(t *testing.T) {
 	for page, configuration := range map[string]string{"tutorials/write-your-own-driver.md": "own-driver",
-		"how-to/attached-disks.md": "attached"} {
+		"how-to/attached-disks.md": "attached", "how-to/windows.md": "windows"} {
 		text, err := os.ReadFile(filepath.Join(Sources(), "docs", page))
 		if err != nil {
 			t.Fatal(err)
@@ -118,8 +119,8 @@ func TestRejectedValues(t *testing.T) {
 			"additional properties 'hostpth' not allowed"},
 		"a typo further in": {"hostpath: {controller: {replica: 3}}",
 			"additional properties 'replica' not allowed"},
-		"shares on Windows": {"smb: {windows: {enabled: true}}",
-			"a driver that mounts on Windows, which this release does not have: leave smb.windows.enabled false"},
+		"shares of a limited account": {"smb: {enabled: true, windows: {enabled: true, runAsUserName: group}}",
+			"smb.windows.runAsUserName: group cannot map shares"},
 		"a share without credentials": {"smb: {shares: {x: {source: //a/b}}}", "/smb/shares/x"},
 		"a share with both":           {"smb: {shares: {x: {source: //a/b, guest: true, secretName: c}}}", "/smb/shares/x"},
 		"a source without a share":    {"smb: {shares: {x: {source: //a, guest: true}}}", "/smb/shares/x/source"},
@@ -132,8 +133,20 @@ func TestRejectedValues(t *testing.T) {
 		"a class without credentials": {"smb: {storageClasses: {x: {source: //a/b}}}", "/smb/storageClasses/x"},
 		"an unknown parameter of shares": {
 			"smb: {storageClasses: {x: {source: //a/b, guest: true, parameters: {subdir: x}}}}", "/smb/storageClasses/x"},
-		"Windows": {"hostpath: {windows: {enabled: true}}",
-			"a driver that mounts on Windows, which this release does not have"},
+		"images of a limited account": {"hostpath: {windows: {enabled: true, runAsUserName: group}, " +
+			"storageClasses: {x: {kind: image, fsType: ntfs}}}", "group cannot have images, and the class x has them"},
+		"attached disks of a limited account": {attachedWith("", ", windows: {enabled: true, runAsUserName: group}"),
+			"group cannot have attached disks"},
+		"certificates of each node with Windows nodes": {"hostpath: {windows: {enabled: true}, " +
+			"certificates: {source: secrets, nodesDirectory: /etc/certs}}", "all nodes share a secret"},
+		"a root on Windows that is a path of Linux": {"hostpath: {windows: {root: /var/lib/causeway}}",
+			"/hostpath/windows/root"},
+		"a filesystem that no system has": {"hostpath: {storageClasses: {x: {kind: image, fsType: refs}}}",
+			"/hostpath/storageClasses/x"},
+		"a mount option of Linux for ntfs": {"hostpath: {storageClasses: {x: {kind: image, fsType: ntfs, " +
+			"mountOptions: [noatime]}}}", "/hostpath/storageClasses/x"},
+		"a parameter of Linux for ntfs": {"hostpath: {storageClasses: {x: {kind: image, fsType: ntfs, " +
+			"parameters: {readahead: 1Mi}}}}", "/hostpath/storageClasses/x"},
 		"another kind": {"hostpath: {storageClasses: {x: {kind: file}}}",
 			"/hostpath/storageClasses/x"},
 		"no kind": {"hostpath: {storageClasses: {x: {fsType: ext4}}}",
@@ -159,8 +172,9 @@ func TestRejectedValues(t *testing.T) {
 		"a forgotten node twice": {"hostpath: {forgottenNodes: [a, a]}", "/hostpath/forgottenNodes"},
 		"a flag that the chart sets": {"hostpath: {controller: {extraArgs: [--controllers=attacher]}}",
 			"/hostpath/controller/extraArgs/0"},
-		"a driver's flag that the chart sets":  {"hostpath: {extraArgs: [--root=/x]}", "/hostpath/extraArgs/0"},
-		"a backend's flag that the chart sets": {"hostpath: {backendArgs: [--mode=all]}", "/hostpath/backendArgs/0"},
+		"a driver's flag that the chart sets":   {"hostpath: {extraArgs: [--root=/x]}", "/hostpath/extraArgs/0"},
+		"a flag of Windows that the chart sets": {"hostpath: {windows: {extraArgs: [--root=/x]}}", "/hostpath/windows/extraArgs/0"},
+		"a backend's flag that the chart sets":  {"hostpath: {backendArgs: [--mode=all]}", "/hostpath/backendArgs/0"},
 		"a trait that is neither": {"hostpath: {csiDriver: {storageCapacity: maybe}}",
 			"/hostpath/csiDriver/storageCapacity"},
 		"a state that nobody remembers": {"hostpath: {extraArgs: [--state-dir=/x]}", "/hostpath/extraArgs/0"},
@@ -184,7 +198,10 @@ func TestRejectedValues(t *testing.T) {
 			"/images/registry"},
 		"a tag with a space":                {"images: {tag: \"dev \"}", "/images/tag"},
 		"a root in the kubelet's directory": {"hostpath: {root: /var/lib/kubelet/volumes}", "one directory contains the other"},
-		"a root around the kubelet's":       {"hostpath: {root: /var/lib}", "one directory contains the other"},
+		"a root in the kubelet's directory on Windows": {
+			`hostpath: {windows: {enabled: true, root: 'C:\VAR\lib\kubelet\x'}}`,
+			"hostpath.windows.root and kubeletDirWindows: one directory contains the other"},
+		"a root around the kubelet's": {"hostpath: {root: /var/lib}", "one directory contains the other"},
 		"two defaults": {"hostpath: {storageClasses: {x: {kind: image, default: true}, z: " +
 			"{kind: directory, default: true}}}", "x, z are the default"},
 		"a name that YAML takes for a number": {"hostpath: {driverName: \"1e3\"}", "/hostpath/driverName"},
@@ -257,7 +274,11 @@ func TestUnusualValues(t *testing.T) {
 		"disks of a cloud that is elsewhere": attachedWith("", ""),
 		"a share with the longest name": "smb: {enabled: true, shares: {" + strings.Repeat("a", 57) +
 			": {source: //a/b, secretName: c}}}",
-		"flags of a driver that is off": "hostpath: {enabled: false, extraArgs: [--peer-client=mine]}",
+		"flags of a driver that is off":                       "hostpath: {enabled: false, extraArgs: [--peer-client=mine]}",
+		"images of Linux beside a limited account on Windows": "hostpath: {windows: {enabled: true, runAsUserName: group}}",
+		"SYSTEM in lower case": `hostpath: {windows: {enabled: true, runAsUserName: 'nt authority\system'}, ` +
+			"storageClasses: {x: {kind: image, fsType: ntfs, mountOptions: [ro]}}}",
+		"a limited account of a driver that is off": "smb: {windows: {enabled: true, runAsUserName: group}}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := renderWith(t, bin, values); err != nil {
@@ -565,6 +586,7 @@ var alternatives = map[string]string{
 	"hostpath/certificates/issuerRef":                        "", // the configuration issuer
 	"hostpath/certificates/nodesDirectory":                   "", // the configuration least
 	"smb/storageClasses":                                     `{x: {source: //a/b, secretName: c}}`,
+	"smb/windows/runAsUserName":                              `"nt authority\\system"`, // no other account maps shares
 	"smb/shares":                                             `{x: {source: //a/b, secretName: c}}`,
 	"networkPolicy/metricsFrom":                              `[{podSelector: {}}]`,
 	"networkPolicy/nodeEgress":                               `[{}]`,

@@ -167,8 +167,7 @@ func TestServer(t *testing.T) {
 var strictly = []string{"apply", "--server-side", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-f",
 	"-"}
 
-// everyObject: the objects of every configuration, including Windows' and those that no user can
-// have yet.
+// everyObject: the objects of every configuration, including those of Windows nodes.
 func everyObject(s *server) {
 	for _, c := range configurations(s.T) {
 		s.Run(c.Name, func(t *testing.T) {

@@ -271,7 +271,7 @@ func certificates(s *story) {
 // windows: each node has the pod that is for it. Nothing runs on a node that kwok plays.
 func windows(s *story) {
 	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now,
-		"--set=hostpath.certificates.generation=2,hostpath.windows.enabled=true", "--skip-schema-validation")
+		"--set=hostpath.certificates.generation=2,hostpath.windows.enabled=true")
 	s.must(err)
 	for system, want := range map[string]string{"linux": "node-1 node-2", "windows": "windows-1"} {
 		at := strings.Fields(s.kubectl("-n", install.Namespace, "get", "pods", "--selector=app.kubernetes.io/name=causeway-node,causeway.dev/os="+system, "-o", "jsonpath={.items[*].spec.nodeName}"))
