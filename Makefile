@@ -16,8 +16,8 @@ EXAMPLES = ./examples/attached/... ./examples/minimal/...
 # Packages that use client-go take minutes to compile, so they are vetted for their own platforms only.
 SIDECARS = $(GO) -C sidecars
 
-# golangci-lint runs the go command.
-GOLANGCI = PATH=$$($(CURDIR)/hack/go env GOROOT)/bin:$$PATH $$(CGO_ENABLED=0 $(CURDIR)/hack/go -C $(CURDIR)/tools/golangci-lint tool -n golangci-lint) run --allow-serial-runners --config=$(CURDIR)/.golangci.yml
+# golangci-lint runs the go command. It is of this machine also where it reads the files of another system.
+GOLANGCI = PATH=$$($(CURDIR)/hack/go env GOROOT)/bin:$$PATH $$(GOOS= GOARCH= CGO_ENABLED=0 $(CURDIR)/hack/go -C $(CURDIR)/tools/golangci-lint tool -n golangci-lint) run --allow-serial-runners --config=$(CURDIR)/.golangci.yml
 
 # gRPC's trace pages call methods by name: the linker would keep every method of every type, 30 MB of csi-sidecars.
 TAGS = grpcnotrace
@@ -30,7 +30,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-sidecars test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -52,6 +52,8 @@ test-vm: ## run the tests that need another kernel, such as one with project quo
 test-vm-smb: ## run the long tests of nodes with shares in guests with two kernels (7 minutes; Debian, amd64)
 	@$(GO) run ./test/vm -only TestNode
 	@$(GO) run ./test/vm -kernel linux-image-6.12-cloud-amd64 -only TestNode
+test-wine: ## run unit tests, csi-sanity and the driver for Windows under Wine, with a TCP endpoint (Debian 12, amd64)
+	@$(GO) run ./test/wine
 test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once (10 minutes)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
 	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e '/outages$$' -e '/quotas$$'); $(GO) -C sidecars/test test -timeout 20m ./...
@@ -75,6 +77,8 @@ test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail u
 test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas (3 minutes; root, Debian 12)
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./quotas
+windows-check: ## build bin/windows-check.exe, which tries the assumptions about Windows on a Windows machine: docs/contributing/windows.md
+	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) test -c -o bin/windows-check.exe ./pkg/mounter
 conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
@@ -125,6 +129,7 @@ vet: ## go vet for every platform
 lint: ## gofmt, golangci-lint (.golangci.yml), and the prose linter for pages and comments (.vale.ini)
 	@failed=; out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; failed=gofmt; }; \
 	$(GOLANGCI) ./... || failed="$$failed ."; \
+	echo "lint for Windows"; GOOS=windows CGO_ENABLED=0 $(GOLANGCI) --disable=unused ./cmd/... ./internal/... ./pkg/... || failed="$$failed windows"; \
 	for m in sidecars $(MODULES) test/e2e/tools/suite; do echo "lint $$m"; (cd $$m && CGO_ENABLED=0 GOFLAGS=-trimpath $(GOLANGCI) ./...) || failed="$$failed $$m"; done; \
 	GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GOLANGCI) $(EXAMPLES) || failed="$$failed examples"; \
 	$(GO) -C tools/plots run . -root ../.. -check || failed="$$failed plots"; \

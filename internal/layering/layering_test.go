@@ -36,9 +36,10 @@ var kubernetes = []string{
 var rooms = map[string]struct{ may, not []string }{
 	"internal/atomicfile": {[]string{module + "internal/beneath"},
 		append([]string{"os/exec"}, logging...)},
-	"internal/beneath":        {[]string{"golang.org/x/sys", module + "internal/regular"}, logging},
+	"internal/beneath":        {[]string{"golang.org/x/sys", module + "internal/dacl", module + "internal/regular"}, logging},
 	"internal/connlimit":      {nil, logging},
 	"internal/crashpoint":     {nil, logging},
+	"internal/dacl":           {[]string{"golang.org/x/sys"}, logging},
 	"internal/fair":           {nil, append([]string{"os/exec"}, logging...)},
 	"internal/flood":          {nil, logging},
 	"internal/guard":          {nil, logging},
@@ -53,8 +54,9 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/sized":          {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
 	"internal/testdisk":       {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"internal/unprivileged":   {nil, logging},
+	"internal/winetest":       {nil, logging},
 	"pkg/volumeid":            {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/mounter":             {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, logging}, // mkfs and e2fsck are programs
+	"pkg/mounter":             {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", "github.com/Microsoft/go-winio", module + "internal/dacl", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, logging}, // mkfs and e2fsck are programs
 	"pkg/backend":             {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/backendtest": {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
 	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"},
@@ -71,9 +73,9 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/orphans": {[]string{"github.com/container-storage-interface/spec",
 		"google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"internal/router":                 {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "internal/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
-	"pkg/csidriver":                   {[]string{"github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/orphans", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
+	"pkg/csidriver":                   {[]string{"k8s.io/klog/v2", "github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/dacl", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/orphans", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
 	"sidecars/internal/livenessprobe": {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, makes a binary for nodes big
-	"sidecars/internal/registrar":     {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
+	"sidecars/internal/registrar":     {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "sidecars/internal/sidecar", module + "internal/dacl"}, []string{"os/exec", "log", "net/http/pprof"}},
 	"sidecars/internal/sidecar":       {[]string{module + "internal/connlimit", module + "internal/logsafe", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
 	"sidecars/internal/kube":          {append([]string{"github.com/google/uuid", "k8s.io/component-base", "k8s.io/utils", "sigs.k8s.io/yaml", "github.com/kubernetes-csi/csi-lib-utils/connection", "github.com/kubernetes-csi/external-attacher/v4/pkg/features", "github.com/kubernetes-csi/external-provisioner/v6/pkg/features", "github.com/kubernetes-csi/external-resizer/v2/pkg/features"}, kubernetes...), []string{"os/exec", "log"}},
 	"sidecars/internal/attacher": {append([]string{"github.com/kubernetes-csi/external-attacher/v4"},
@@ -86,7 +88,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"sidecars/internal/healthmonitor": {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc",
 		module + "sidecars/internal/volumecondition"}, kubernetes...), []string{"os/exec", "log"}},
 	"sidecars/internal/volumecondition": {[]string{"google.golang.org/protobuf"}, logging},
-	"pkg/driver":                        {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile"}, []string{"os/exec", "log"}},
+	"pkg/driver":                        {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/dacl", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile"}, []string{"os/exec", "log"}},
 
 	// The parts of hostpath know nothing of each other, of volumes or of CSI.
 	"pkg/backend/hostpath/internal/catalog": {nil, append([]string{"os/exec"}, logging...)},
@@ -95,7 +97,7 @@ var rooms = map[string]struct{ may, not []string }{
 		module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/jobs": {[]string{module + "internal/guard"},
 		append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // mounter.IsFilesystem
+	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/dacl", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // mounter.IsFilesystem
 }
 
 // never are imports that even a wide prefix above does not allow.
@@ -188,6 +190,30 @@ func TestWindowsRunsNoPrograms(t *testing.T) {
 	for _, p := range list(t, kit, "windows", "-deps", "./cmd/driver") {
 		if p.ImportPath == "os/exec" || strings.HasPrefix(p.ImportPath, "k8s.io/mount-utils") {
 			t.Errorf("the Windows driver contains %s", p.ImportPath)
+		}
+	}
+}
+
+// TestNoProductIsForWine: builds without the tag winetest have no links and no deletions for Wine.
+func TestNoProductIsForWine(t *testing.T) {
+	for _, p := range list(t, kit, "windows", "-deps", "./cmd/...") {
+		if p.ImportPath == module+"internal/winetest" {
+			t.Errorf("the Windows driver contains %s", p.ImportPath)
+		}
+		for _, file := range p.GoFiles {
+			if strings.HasPrefix(p.ImportPath, module) && strings.Contains(file, "wine") {
+				t.Errorf("the Windows driver contains %s/%s", p.ImportPath, file)
+			}
+		}
+	}
+}
+
+// TestTheDriverForWineHasNoLibrary: the init of microsoft/wmi panics under Wine, and a call of
+// virtdisk aborts the process there.
+func TestTheDriverForWineHasNoLibrary(t *testing.T) {
+	for _, p := range list(t, kit, "windows", "-tags=winetest", "-deps", "./cmd/driver") {
+		if hasPrefix(p.ImportPath, []string{"github.com/microsoft/", "github.com/Microsoft/", "github.com/kubernetes-csi/csi-proxy", "github.com/go-ole"}) {
+			t.Errorf("the driver for Wine contains %s", p.ImportPath)
 		}
 	}
 }
