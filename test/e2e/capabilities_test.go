@@ -118,9 +118,9 @@ func compareDeclaration(t *testing.T, dir string, b backend.Backend) {
 		t.Fatal(err)
 	}
 	has := capabilities(b)
-	if has["topology"] && !slices.Equal(d.DriverInfo.TopologyKeys, []string{driver.TopologyKey(d.DriverInfo.Name)}) {
-		t.Errorf("%s: the topology keys are %q, the driver's %q", name, d.DriverInfo.TopologyKeys,
-			driver.TopologyKey(d.DriverInfo.Name))
+	keys := []string{driver.TopologyKey(d.DriverInfo.Name), driver.SystemKey(d.DriverInfo.Name)}
+	if has["topology"] && !slices.Equal(d.DriverInfo.TopologyKeys, keys) {
+		t.Errorf("%s: the topology keys are %q, the driver's %q", name, d.DriverInfo.TopologyKeys, keys)
 	}
 	for capability := range d.DriverInfo.Capabilities {
 		if _, known := has[capability]; !known {

@@ -69,6 +69,7 @@ func run(ctx context.Context, results string) error {
 		func() error { return c.sanity(ctx, "./pkg/backend/smb") },
 		func() error { return c.sanity(ctx, "./internal/router") },
 		func() error { return c.own(ctx) },
+		func() error { return c.wine(ctx) },
 		func() error { return c.storage(ctx, results) },
 	} {
 		if err := step(); err != nil {
@@ -185,6 +186,30 @@ func (c *collector) sanity(ctx context.Context, pkg string) error {
 	if failed != nil && c.report.good() { // the test around it reports other failures than Ginkgo
 		c.report.Runs[len(c.report.Runs)-1].fail("the test around it", string(out))
 	}
+	return nil
+}
+
+// wine runs the tests under Wine, where they can run: test/wine needs Debian's packages for amd64. Its
+// rows have the form of a Run.
+func (c *collector) wine(ctx context.Context) error {
+	if system, err := os.ReadFile("/etc/os-release"); err != nil || runtime.GOARCH != "amd64" ||
+		!strings.Contains("\n"+string(system), "\nID=debian\n") {
+		return nil
+	}
+	fmt.Fprintln(os.Stderr, "conformance: tests under Wine, which take minutes")
+	path := filepath.Join(c.tmp, "wine.json")
+	if out, err := c.command(ctx, "go", "run", "./test/wine", "-report="+path).Output(); err != nil {
+		return fmt.Errorf("tests under Wine: %w: %s", err, out)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var rows []Run
+	if err := json.Unmarshal(data, &rows); err != nil {
+		return err
+	}
+	c.report.Runs = append(c.report.Runs, rows...)
 	return nil
 }
 

@@ -82,9 +82,9 @@ func (r *Run) say(name, message string) {
 // notRun are the parts without a machine to run them, and the parts that do not exist yet.
 var notRun = []Run{
 	{Suite: "csi-sanity", Backend: "hostpath", OS: "windows", Configuration: "process",
-		NotRun: "the driver has no mounter for Windows yet"},
+		NotRun: "make test-wine, which runs csi-sanity with driver.exe, needs Debian's packages for amd64"},
 	{Suite: "external-storage", Backend: "hostpath", OS: "windows", Configuration: "directory",
-		NotRun: "the driver has no mounter for Windows yet, and here is no Windows machine"},
+		NotRun: "there is no Windows machine here"},
 	{Suite: "external-storage", Backend: "smb", OS: "linux", Configuration: "share",
 		NotRun: "make conformance does not run make e2e-smb; --storage=DIR adds its results"},
 }
@@ -242,7 +242,9 @@ writes this page and [conformance.json](conformance.json), which names every tes
 compares the page with the file.
 
 - **csi-sanity** (csi-test v5.6.0) calls every RPC of CSI, with the fake mounter, with real mounts, and with
-  a router. For shares, ` + "`make test-vm`" + ` runs the same specs with mounts of the kernel.
+  a router. For shares, ` + "`make test-vm`" + ` runs the same specs with mounts of the kernel. "Links of
+  Windows" is the mounter of Windows over links and files of Linux. Rows of Windows are of
+  ` + "`make test-wine`" + `: Wine is not Windows.
 - **own** are the tests of this repository: the contract of a backend, crashes at every step, the
   controllers of the sidecars, and the rest of ` + "`make test`" + `. Tests that need a cluster are not among them:
   [cluster](../contributing/cluster.md).
