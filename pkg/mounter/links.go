@@ -26,6 +26,7 @@ type links struct {
 	records *linkRecords
 	disks   *linkDisks // nil: this system has no disks for volumes
 	shares  *mappings  // nil: this machine has none
+	usages  flights    // of directories and disks
 
 	unreadMu sync.Mutex
 	unread   []unreadPath
@@ -169,9 +170,8 @@ func (l *links) recordOf(m Mount) (linkRecord, error) {
 			return linkRecord{}, err
 		}
 	}
-	if i := windowsMounts.forbidden(m.Kind, m.FSType, m.Options); i >= 0 {
-		return linkRecord{}, fmt.Errorf("%w: option %d of %d: must be one of: %s", ErrOption, i+1, len(m.Options),
-			windowsMounts.optionNames(m.Kind, m.FSType))
+	if err := windowsMounts.checkOptions(ErrOption, m.Kind, m.FSType, m.Options); err != nil {
+		return linkRecord{}, err
 	}
 	readOnly := isReadOnlyMount(m)
 	if onDisk {
@@ -465,11 +465,17 @@ func (l *links) Usage(ctx context.Context, path string) (Usage, error) {
 		if _, isShare := rootOf(at.record.Source); isShare && l.shares != nil {
 			return l.shares.usage(ctx, at.record.Source)
 		}
-		return l.host.usage(at.record.Source)
+		return l.usageOf(ctx, at.record.Source)
 	case at.state == directory:
-		return l.host.usage(path)
+		return l.usageOf(ctx, path)
 	}
 	return Usage{}, fmt.Errorf("%w: %s is %s", ErrPath, path, at.entry.kind)
+}
+
+// usageOf returns the usage of the filesystem with a directory, until ctx ends: an attached disk can
+// stop answering.
+func (l *links) usageOf(ctx context.Context, dir string) (Usage, error) {
+	return l.usages.do(ctx, "usage of "+dir, func() (Usage, error) { return l.host.usage(dir) })
 }
 
 // target returns a path of a request in its one form. Errors: ErrPath if it is not below the

@@ -438,6 +438,53 @@ func TestADeadLink(t *testing.T) {
 	}
 }
 
+// hungUsage is a system whose filesystems do not answer.
+type hungUsage struct {
+	linkHost
+	begun chan string
+	end   chan struct{}
+}
+
+func (h hungUsage) usage(path string) (Usage, error) {
+	h.begun <- path
+	<-h.end
+	return Usage{}, nil
+}
+
+// TestUsageEndsWithItsContext, and holds one call of the system for each path.
+func TestUsageEndsWithItsContext(t *testing.T) {
+	b, m, store := newModelBench(t)
+	b.mkdir(windowsPaths.dir(b.target()))
+	v := b.volume("v")
+	b.mount(v, b.target())
+	host := hungUsage{m, make(chan string, 10), make(chan struct{})}
+	defer close(host.end)
+	l := startLinks(t, host, b.kubelet, store)
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error)
+	for range 2 {
+		go func() {
+			_, err := l.Usage(ctx, b.target())
+			result <- err
+		}()
+	}
+	if path := <-host.begun; path != v.Source {
+		t.Errorf("the usage of %s, want that of %s", path, v.Source)
+	}
+	cancel()
+	for range 2 {
+		if err := <-result; !errors.Is(err, context.Canceled) {
+			t.Errorf("Usage = %v, want the end of its context", err)
+		}
+	}
+	if n := len(host.begun); n > 0 {
+		t.Errorf("%d calls more hang", n)
+	}
+	if err := l.Unmount(t.Context(), b.target()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestPathsOfOneTarget: one path in the forms of the kubelet is one mount.
 func TestPathsOfOneTarget(t *testing.T) {
 	b, _, store := newModelBench(t)
@@ -537,7 +584,6 @@ func TestSourcesOfLinks(t *testing.T) {
 	}
 }
 
-// TestTheWalkEnds: more paths than a node can have are an error, and no record is lost silently.
 // TestAnUnreadablePath: a link of a lost record may be there, so nothing may be deleted until the
 // path can be read. The driver starts.
 func TestAnUnreadablePath(t *testing.T) {
@@ -562,6 +608,7 @@ func TestAnUnreadablePath(t *testing.T) {
 	}
 }
 
+// TestTheWalkEnds: more paths than a node can have are an error, and no record is lost silently.
 func TestTheWalkEnds(t *testing.T) {
 	b, m, _ := newModelBench(t)
 	l := &links{host: m, kubelet: b.kubelet, pathForm: windowsPaths}

@@ -20,6 +20,8 @@ type system struct {
 	fsTypes map[string][]string
 	// share are the permitted options of a Share beside options: see shareOptions.
 	share map[string]*regexp.Regexp
+	// remedies are what to do instead, for options of a Share that another system has.
+	remedies map[string]string
 }
 
 // linuxMounts are the mounts of Linux. Options that name a device, a credential or another
@@ -40,6 +42,10 @@ var windowsMounts = system{
 	options: []string{"ro", "rw"},
 	fsTypes: map[string][]string{ntfs: nil},
 	share:   windowsShareOptions,
+	remedies: map[string]string{
+		"vers": "demand seal, which needs SMB 3",
+		"sign": "demand seal, which also signs",
+	},
 }
 
 // windowsShareOptions are the permitted options of a Share on Windows. seal has an effect: the
@@ -85,11 +91,22 @@ func (s system) supports(k Kind, fsType string, options []string) error {
 	case k == Image && !isType, k == BlockDevice && fsType != "" && !isType:
 		return fmt.Errorf("%w: the filesystem %.32q on %s", errors.ErrUnsupported, fsType, s.name)
 	}
-	if i := s.forbidden(k, fsType, options); i >= 0 {
-		return fmt.Errorf("%w: mount option %d of %d on %s, which has only: %s", errors.ErrUnsupported, i+1,
-			len(options), s.name, s.optionNames(k, fsType))
+	return s.checkOptions(errors.ErrUnsupported, k, fsType, options)
+}
+
+// checkOptions returns an error that wraps kind for the first of options that a mount of kind k with
+// this filesystem type may not have.
+func (s system) checkOptions(kind error, k Kind, fsType string, options []string) error {
+	i := s.forbidden(k, fsType, options)
+	if i < 0 {
+		return nil
 	}
-	return nil
+	name, _, _ := strings.Cut(options[i], "=")
+	if remedy, ok := s.remedies[name]; ok && k == Share {
+		return fmt.Errorf("%w: mount %s on %s: %s", kind, optionAt(options, i), s.name, remedy)
+	}
+	return fmt.Errorf("%w: mount %s on %s, which has only: %s", kind, optionAt(options, i), s.name,
+		s.optionNames(k, fsType))
 }
 
 // forbidden returns the index of the first of options that a mount of kind k with this filesystem
@@ -145,10 +162,24 @@ func checkFSType(fsType string) error {
 	return nil
 }
 
+// optionAt is the option with an index in an error: its position, and its name if an option of shares
+// has that name. Any other text can be a secret (CSI spec v1.13, VolumeCapability.mount_flags).
+func optionAt(options []string, i int) string {
+	at := fmt.Sprintf("option %d of %d", i+1, len(options))
+	if name, _, _ := strings.Cut(options[i], "="); hasShareOption(name) {
+		at += " (" + name + ")"
+	}
+	return at
+}
+
+func hasShareOption(name string) bool {
+	_, ok := shareOptions[name]
+	return ok
+}
+
 // CheckOptions returns ErrOption for the first of options that a mount of kind k with this
 // filesystem type may not have on any operating system; Images.Supports is about that of a node.
-// The error has the position of the option instead of its text, which can be a secret (CSI spec
-// v1.13, VolumeCapability.mount_flags).
+// The error has no value of an option, which can be a secret.
 func CheckOptions(k Kind, fsType string, options []string) error {
 	if k == Image || k == BlockDevice && fsType != "" {
 		if err := checkFSType(fsType); err != nil {
@@ -167,8 +198,8 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 			_, isType := s.fsTypes[fsType]
 			return (isType || fsType == "") && s.permits(k, fsType, o)
 		}) {
-			return fmt.Errorf("%w: option %d of %d: must be one of, with a valid value: %s", ErrOption, i+1,
-				len(options), anyOptionNames(k, fsType))
+			return fmt.Errorf("%w: %s: must be one of, with a valid value: %s", ErrOption, optionAt(options, i),
+				anyOptionNames(k, fsType))
 		}
 	}
 	return nil
