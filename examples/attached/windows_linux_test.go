@@ -258,6 +258,8 @@ func TestSanityOnAWindowsNode(t *testing.T) {
 				passed++
 			case spec.State == types.SpecStateSkipped && !slices.Contains(maySkip, spec.Failure.Message):
 				t.Errorf("skipped: %s: %s", spec.FullText(), spec.Failure.Message)
+			case spec.Failed():
+				t.Errorf("%s: %s", spec.FullText(), spec.FailureMessage())
 			}
 		}
 	})

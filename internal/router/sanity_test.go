@@ -79,6 +79,8 @@ func TestSanity(t *testing.T) {
 				passed++
 			case spec.State == types.SpecStateSkipped:
 				skipped[spec.Failure.Message]++
+			case spec.Failed():
+				t.Errorf("%s: %s", spec.FullText(), spec.FailureMessage())
 			}
 		}
 	})

@@ -160,6 +160,8 @@ func TestSanity(t *testing.T) {
 				runs[spec.ContainerHierarchyTexts[0]].passed++
 			case spec.State == types.SpecStateSkipped:
 				runs[spec.ContainerHierarchyTexts[0]].skipped[spec.Failure.Message]++
+			case spec.Failed():
+				t.Errorf("%s: %s", spec.FullText(), spec.FailureMessage())
 			}
 		}
 	})

@@ -60,6 +60,7 @@ func runSanity(s *server, want specs) (*row, error) {
 				pending++
 			default:
 				failed++
+				fmt.Printf("\n%s: %s\n", spec.FullText(), spec.FailureMessage())
 			}
 		}
 	})

@@ -236,6 +236,8 @@ func (w *world) sanity(name, dir string, m mounter.Mounter) (check func()) {
 				passed++
 			case spec.State == types.SpecStateSkipped:
 				skipped[spec.Failure.Message]++
+			case spec.Failed():
+				w.Errorf("%s: %s\n%s", spec.FullText(), spec.FailureMessage(), run.log)
 			}
 		}
 	})
