@@ -20,7 +20,7 @@ type system struct {
 	fsTypes map[string][]string
 	// share are the permitted options of a Share beside options: see shareOptions.
 	share map[string]*regexp.Regexp
-	// remedies are what to do instead, for options of a Share that another system has.
+	// remedies are the alternatives to options of a Share that another system has.
 	remedies map[string]string
 }
 
