@@ -1,0 +1,323 @@
+package archive
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// made is an entry of a tree or a stream of a test.
+type made struct {
+	kind    byte // as of tar
+	name    string
+	content string // of a file, or the text of a link
+	mode    int64
+	pax     map[string]string
+}
+
+func file(name, content string) made { return made{kind: tar.TypeReg, name: name, content: content} }
+func dir(name string) made           { return made{kind: tar.TypeDir, name: name, mode: 0o755} }
+func link(name, text string) made    { return made{kind: tar.TypeSymlink, name: name, content: text} }
+
+// stream returns the tar stream of entries, with any names.
+func stream(t testing.TB, entries ...made) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		h := &tar.Header{Typeflag: e.kind, Name: e.name, Mode: e.mode, ModTime: time.Unix(1e9, 0), PAXRecords: e.pax}
+		if e.mode == 0 {
+			h.Mode = 0o644
+		}
+		if e.kind == tar.TypeXGlobalHeader {
+			h = &tar.Header{Typeflag: e.kind, PAXRecords: e.pax}
+		}
+		switch e.kind {
+		case tar.TypeReg:
+			h.Size = int64(len(e.content))
+		case tar.TypeSymlink, tar.TypeLink:
+			h.Linkname = e.content
+		}
+		err := w.WriteHeader(h)
+		if err == nil && e.kind == tar.TypeReg {
+			_, err = w.Write([]byte(e.content))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return bytes.ReplaceAll(b.Bytes(), []byte("XNU.sparse"), []byte("GNU.sparse")) // which the writer does not write
+}
+
+// into opens an empty directory between two files that no test may change.
+func into(t testing.TB) (root *os.Root, around string) {
+	t.Helper()
+	around = t.TempDir()
+	path := filepath.Join(around, "in")
+	if err := errors.Join(os.Mkdir(path, 0o700), os.WriteFile(filepath.Join(around, "outside"), []byte("kept"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	return root, around
+}
+
+// untouched fails if anything beside the directory of into has changed.
+func untouched(t testing.TB, around string) {
+	t.Helper()
+	entries, err := os.ReadDir(around)
+	content, failed := os.ReadFile(filepath.Join(around, "outside"))
+	if err != nil || failed != nil || len(entries) != 2 || string(content) != "kept" {
+		t.Errorf("outside of the directory: %v, %q, %v", entries, content, errors.Join(err, failed))
+	}
+}
+
+// tree returns the entries below a directory: "path content", "path/", or "path -> text".
+func tree(t testing.TB, root *os.Root) (all []string) {
+	t.Helper()
+	err := fs.WalkDir(root.FS(), ".", func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil || path == ".":
+			return err
+		case e.IsDir():
+			all = append(all, path+"/")
+		case e.Type() == fs.ModeSymlink:
+			text, err := root.Readlink(path)
+			all = append(all, path+" -> "+text)
+			return err
+		default:
+			content, err := root.ReadFile(path)
+			all = append(all, path+" "+string(content))
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func unpack(t testing.TB, data []byte, o UnpackOptions) (*os.Root, Counts, error) {
+	t.Helper()
+	root, around := into(t)
+	if o.Limits == (Limits{}) {
+		o.Limits = DefaultLimits()
+	}
+	n, err := Unpack(context.Background(), bytes.NewReader(data), root, o)
+	untouched(t, around)
+	return root, n, err
+}
+
+// TestHostileStreams: each is rejected with its class and the name, and reaches nothing outside.
+func TestHostileStreams(t *testing.T) {
+	device := made{kind: tar.TypeBlock, name: "d/sda"}
+	sparse := made{kind: tar.TypeReg, name: "s", pax: map[string]string{"XNU.sparse.realsize": "99"}}
+	long := strings.Repeat("x/", 70)
+	for name, tc := range map[string]struct {
+		entries []made
+		want    error
+		words   string
+	}{
+		"parent":                         {[]made{file("../outside", "x")}, ErrRefused, `".."`},
+		"inner parent":                   {[]made{file("a/../../outside", "x")}, ErrRefused, `".."`},
+		"parent at the end":              {[]made{dir("a/..")}, ErrRefused, `".."`},
+		"absolute":                       {[]made{file("/etc/passwd", "x")}, ErrRefused, "/etc/passwd"},
+		"only a slash":                   {[]made{dir("/")}, ErrRefused, `"/"`},
+		"empty element":                  {[]made{file("a//b", "x")}, ErrRefused, `""`},
+		"a dot inside":                   {[]made{file("a/./b", "x")}, ErrRefused, `"."`},
+		"a file without a name":          {[]made{file("./.", "x")}, ErrRefused, "no directory"},
+		"hard link":                      {[]made{{kind: tar.TypeLink, name: "a", content: "../outside"}}, ErrRefused, "hard link"},
+		"device":                         {[]made{dir("d"), device}, ErrRefused, "kind"},
+		"named pipe":                     {[]made{{kind: tar.TypeFifo, name: "p"}}, ErrRefused, "kind"},
+		"sparse":                         {[]made{sparse}, ErrRefused, "sparse"},
+		"a file through a link":          {[]made{link("l", ".."), file("l/outside", "x")}, ErrRefused, `link "l"`},
+		"a file far below a link":        {[]made{link("l", ".."), file("l/a/b", "x")}, ErrRefused, `link "l"`},
+		"a directory over a link":        {[]made{link("l", ".."), dir("l"), file("l/outside", "x")}, ErrRefused, "two entries"},
+		"a link over a directory":        {[]made{dir("l"), link("l", "..")}, ErrRefused, "two entries"},
+		"a link over a parent":           {[]made{file("l/a", "x"), link("l", "..")}, ErrRefused, "two entries"},
+		"two links":                      {[]made{link("l", "a"), link("l", "..")}, ErrRefused, "two entries"},
+		"a link over a file":             {[]made{file("l", "x"), link("l", "..")}, ErrRefused, "two entries"},
+		"a file over a link":             {[]made{link("l", "../outside"), file("l", "x")}, ErrRefused, "two entries"},
+		"two files":                      {[]made{file("f", "x"), file("./f", "y")}, ErrRefused, "two entries"},
+		"a file over a directory":        {[]made{dir("f"), file("f", "y")}, ErrRefused, "two entries"},
+		"a directory over a file":        {[]made{file("f", "y"), dir("f")}, ErrRefused, "two entries"},
+		"a file below a file":            {[]made{file("f", "y"), file("f/g", "y")}, ErrRefused, "two entries"},
+		"two directories":                {[]made{dir("f"), dir("f/")}, ErrRefused, "two entries"},
+		"too deep":                       {[]made{file(long+"x", "y")}, ErrLimit, "64 elements"},
+		"a path of 5000 bytes":           {[]made{file(strings.Repeat("x", 5000), "y")}, ErrLimit, "4096 bytes"},
+		"a terminal's escape in a name":  {[]made{file("../\x1b[2J", "x")}, ErrRefused, `\x1b`},
+		"another archive behind the end": {nil, ErrRefused, "behind the end"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data := stream(t, tc.entries...)
+			if tc.entries == nil {
+				data = append(stream(t, file("a", "1")), stream(t, file("b", "2"))...)
+			}
+			_, _, err := unpack(t, data, UnpackOptions{Links: true})
+			if !errors.Is(err, tc.want) || !strings.Contains(err.Error(), tc.words) || strings.Contains(err.Error(), "\x1b") {
+				t.Errorf("Unpack = %v, want %v with %q", err, tc.want, tc.words)
+			}
+		})
+	}
+}
+
+// TestPermittedStreams are those of other programs: missing parents, a leading "./", any order.
+func TestPermittedStreams(t *testing.T) {
+	global := made{kind: tar.TypeXGlobalHeader, pax: map[string]string{"comment": "of git"}}
+	data := stream(t, global, dir("./"), file("./b/c/d", "1"), dir("b/"), file("a", "2"), file("b/e", "3"),
+		link("b/up", "../a"), link("b/out", "../../x"), link("abs", "/etc/passwd"))
+	var skipped []string
+	root, n, err := unpack(t, append(data, make([]byte, 10240)...), UnpackOptions{
+		Skip: func(path, reason string) { skipped = append(skipped, path+": "+reason) }})
+	want := "a 2|b/|b/c/|b/c/d 1|b/e 3|b/up -> ../a"
+	if got := strings.Join(tree(t, root), "|"); err != nil || got != want || n.Bytes != 3 || n.Entries != 9 {
+		t.Errorf("got %s, %+v, %v, want %s", got, n, err, want)
+	}
+	if len(skipped) != 2 || !strings.Contains(skipped[0], `"/etc/passwd"`) || !strings.HasPrefix(skipped[1], "b/out: ") {
+		t.Errorf("skipped: %q, want the links that lead out", skipped)
+	}
+	root, _, err = unpack(t, data, UnpackOptions{Links: true})
+	if got := strings.Join(tree(t, root), "|"); err != nil || !strings.Contains(got, "b/out -> ../../x") ||
+		!strings.Contains(got, "abs -> /etc/passwd") {
+		t.Errorf("with all links: %s, %v", got, err)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	data := stream(t, dir("d"), file("d/a", strings.Repeat("x", 3000)), file("d/b", strings.Repeat("x", 3000)), link("d/l", "a"))
+	for name, tc := range map[string]struct {
+		change func(l *Limits)
+		words  string // of the error; empty: none
+	}{
+		"exactly the stream":  {func(l *Limits) { l.Bytes = int64(len(data)) }, ""},
+		"a byte less":         {func(l *Limits) { l.Bytes = int64(len(data)) - 1 }, "the stream has more than"},
+		"content":             {func(l *Limits) { l.Bytes = 5999 }, "the files have more than 5999 bytes"},
+		"exactly the entries": {func(l *Limits) { l.Entries = 4 }, ""},
+		"entries":             {func(l *Limits) { l.Entries = 3 }, "more than 3 entries"},
+		"memory":              {func(l *Limits) { l.Pending = 500 }, "more than 500 bytes"},
+		"depth":               {func(l *Limits) { l.Depth = 1 }, "more than 1 elements"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := DefaultLimits()
+			tc.change(&l)
+			_, _, err := unpack(t, data, UnpackOptions{Limits: l})
+			if tc.words == "" && err != nil || tc.words != "" && (!errors.Is(err, ErrLimit) || !strings.Contains(err.Error(), tc.words)) {
+				t.Errorf("Unpack = %v, want %q", err, tc.words)
+			}
+		})
+	}
+}
+
+// TestCutStreams: without its last blocks, a stream of whole entries is complete for tar. The size
+// that the sender declares shows the end.
+func TestCutStreams(t *testing.T) {
+	data := stream(t, dir("d"), file("d/a", strings.Repeat("x", 3000)))
+	for n := 1; n < 512+512+3000; n += 37 {
+		if _, _, err := unpack(t, data[:n], UnpackOptions{}); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%d of %d bytes: %v, want ErrDamaged", n, len(data), err)
+		}
+	}
+	data[600]++ // a header
+	if _, _, err := unpack(t, data, UnpackOptions{}); !errors.Is(err, ErrDamaged) {
+		t.Errorf("Unpack = %v, want ErrDamaged", err)
+	}
+}
+
+func TestSums(t *testing.T) {
+	d := NewDigest(true)
+	io.WriteString(d, "1234")
+	io.WriteString(d, "56789")
+	s := d.Sum()
+	if s.Size != 9 || s.CRC32C != 0xe3069283 { // the check value of CRC-32C: RFC 3720, B.4 has others of its kind
+		t.Errorf("got %d bytes, %08x", s.Size, s.CRC32C)
+	}
+	plain := NewDigest(false)
+	io.WriteString(plain, "123456789")
+	if err := errors.Join(s.Check(plain.Sum()), plain.Sum().Check(s)); err != nil {
+		t.Error(err)
+	}
+	for words, other := range map[string]Sum{
+		"8 were declared": {Size: 8, CRC32C: s.CRC32C},
+		"CRC-32C":         {Size: 9, CRC32C: 1},
+		"SHA-256":         {Size: 9, CRC32C: s.CRC32C, SHA256: make([]byte, 32)},
+	} {
+		if err := s.Check(other); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), words) {
+			t.Errorf("Check = %v, want %s", err, words)
+		}
+	}
+}
+
+func TestWindowsNames(t *testing.T) {
+	for _, bad := range []string{"a:b", "a\\b", "CON", "con", "nul.txt", "NUL .txt", "com1", "COM¹", "LPT9.log", "conin$",
+		"a.", "a ", "...", "a\x1fb", "a?", "a|b", `a"b`, "aux.tar.gz"} {
+		if err := checkWindows(bad); !errors.Is(err, ErrRefused) {
+			t.Errorf("%q: %v, want ErrRefused", bad, err)
+		}
+	}
+	for _, good := range []string{"a", ".a", "a.b", "console", "com", "com10", "lpt", "nula", "ä", " a", "COM1a"} {
+		if err := checkWindows(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+}
+
+func TestLinksThatLeadOut(t *testing.T) {
+	for _, tc := range []struct {
+		path, text string
+		want       bool
+	}{
+		{"a", "b", false}, {"a", ".", false}, {"a", "..", true}, {"d/a", "..", false}, {"d/a", "../..", true},
+		{"d/a", "../b/../..", true}, {"d/a", "b/../../c", false}, {"d/a", "b/../../../c", true}, {"a", "/b", true},
+		{"a", "", true}, {"a", `C:\x`, true}, {"a", `..\x`, true}, {"d/a", "x/y/../../..", false},
+	} {
+		if got := leadsOut(tc.path, tc.text); got != tc.want {
+			t.Errorf("leadsOut(%q, %q) = %t", tc.path, tc.text, got)
+		}
+	}
+}
+
+func TestUnpackEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	root, _ := into(t)
+	if _, err := Unpack(ctx, bytes.NewReader(stream(t, file("a", "b"))), root, UnpackOptions{Limits: DefaultLimits()}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Unpack = %v", err)
+	}
+}
+
+// FuzzUnpack: no stream reaches anything outside of the directory, or makes more than its limits
+// permit.
+func FuzzUnpack(f *testing.F) {
+	f.Add(stream(f, dir("d"), file("d/a", "x"), link("d/l", "../../outside"), file("d/l/x", "y")))
+	f.Add(stream(f, link("l", ".."), file("l/outside", "y")))
+	f.Add(stream(f, file("../outside", "x"), dir("d/")))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l := Limits{Bytes: 64 << 10, Entries: 20, Depth: 5, Path: 200, Pending: 4 << 10}
+		root, n, err := unpack(t, data, UnpackOptions{Limits: l, Mode: true, Times: true, Links: true})
+		if n.Entries > 20 || n.Bytes > 64<<10 {
+			t.Errorf("%+v, %v", n, err)
+		}
+		if err == nil {
+			all := 0
+			fs.WalkDir(root.FS(), ".", func(string, fs.DirEntry, error) error { all++; return nil })
+			if all > 20*5+1 {
+				t.Errorf("%d entries", all)
+			}
+		}
+	})
+}

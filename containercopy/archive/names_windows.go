@@ -1,0 +1,3 @@
+package archive
+
+func checkLocal(element string) error { return checkWindows(element) }

@@ -1,0 +1,185 @@
+package container
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/containercopy/wire"
+	"github.com/causeway-csi/causeway/containercopy/worker"
+)
+
+// Program is the program of workers.
+type Program struct {
+	Root   string // a directory with nothing but the program; the root directory of workers
+	Name   string // of the program in Root
+	Stderr *os.File
+}
+
+// pollInterval is the time between two looks at the container of a worker.
+const pollInterval = 100 * time.Millisecond
+
+// grace is the time in which a worker removes an unfinished copy, before it is killed.
+const grace = 500 * time.Millisecond
+
+// Worker is a running worker. Its messages are those of package wire. Read returns io.EOF after the
+// end of the worker.
+type Worker struct {
+	cmd    *exec.Cmd
+	socket *net.UnixConn
+	buffer []byte
+	ended  chan struct{} // closed when the process has ended
+	stop   chan struct{} // closed by Stop
+	once   sync.Once
+}
+
+// Start starts a worker with the identity of the container. The worker ends after Stop, or when the
+// container ends, at the latest a second later: a descriptor of the container would keep its volumes
+// in use. A worker that waits for a filesystem cannot be killed; Ended shows it.
+func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
+	s.Capabilities, s.Umask = c.Identity.Capabilities, c.Identity.Umask
+	first, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	mine, theirs, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	cmd := &exec.Cmd{Path: "/" + p.Name, Args: []string{p.Name}, Dir: "/", Env: []string{"GOMAXPROCS=2"}, Stderr: p.Stderr}
+	cmd.ExtraFiles = []*os.File{duplicate(c.root), theirs, duplicate(c.proc)}
+	defer cmd.ExtraFiles[0].Close()
+	defer cmd.ExtraFiles[2].Close()
+	cmd.SysProcAttr = c.attributes(p.Root)
+	if err := cmd.Start(); err != nil {
+		mine.Close()
+		return nil, fmt.Errorf("start a worker: %w", err)
+	}
+	w := &Worker{cmd: cmd, socket: mine, buffer: make([]byte, wire.MaxMessage), ended: make(chan struct{}),
+		stop: make(chan struct{})}
+	go func() {
+		defer close(w.ended)
+		cmd.Wait()
+	}()
+	go w.watch(c)
+	if err := w.Write(first); err != nil {
+		w.Stop()
+		return nil, fmt.Errorf("start a worker: %w", err)
+	}
+	return w, nil
+}
+
+// duplicate returns a file for a descriptor, which keeps its own.
+func duplicate(fd int) *os.File {
+	d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil { // exec.Cmd reports the invalid file
+		return os.NewFile(^uintptr(0), "")
+	}
+	return os.NewFile(uintptr(d), "")
+}
+
+func socketPair() (mine *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "socket of a worker")
+	f := os.NewFile(uintptr(fds[0]), "socket")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return conn.(*net.UnixConn), theirs, nil
+}
+
+// attributes start a process in a sibling of the user namespace of the container: with the same maps,
+// the kernel's checks of the owners of files have the same results. In it, even root has no right on
+// the node.
+func (c *Container) attributes(root string) *syscall.SysProcAttr {
+	id := c.Identity
+	groups := make([]uint32, len(id.Groups))
+	for i, g := range id.Groups {
+		groups[i] = uint32(g)
+	}
+	return &syscall.SysProcAttr{
+		Chroot:     root,
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: maps(id.UIDs), GidMappings: maps(id.GIDs),
+		GidMappingsEnableSetgroups: true,
+		Credential:                 &syscall.Credential{Uid: uint32(id.UID), Gid: uint32(id.GID), Groups: groups},
+		Setsid:                     true,
+	}
+}
+
+func maps(all []IDMap) (m []syscall.SysProcIDMap) {
+	for _, i := range all {
+		m = append(m, syscall.SysProcIDMap{ContainerID: i.Inside, HostID: i.Outside, Size: i.Size})
+	}
+	return m
+}
+
+// watch ends the worker with its container, or after Stop.
+func (w *Worker) watch(c *Container) {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.ended:
+			return
+		case <-w.stop:
+		case <-tick.C:
+			if !c.Ended() {
+				continue
+			}
+		}
+		w.socket.Close() // the worker removes an unfinished copy
+		select {
+		case <-w.ended:
+		case <-time.After(grace):
+			w.cmd.Process.Kill()
+		}
+		return
+	}
+}
+
+// Read returns the next message of the worker. Errors: io.EOF at its end.
+func (w *Worker) Read() ([]byte, error) {
+	n, err := w.socket.Read(w.buffer)
+	return w.buffer[:n], err
+}
+
+// Write sends a message to the worker.
+func (w *Worker) Write(message []byte) error {
+	_, err := w.socket.Write(message)
+	return err
+}
+
+// Stop ends the worker, and waits for its end for twice the grace period. It reports false if the
+// worker still runs, because it waits for a filesystem.
+func (w *Worker) Stop() bool {
+	w.once.Do(func() { close(w.stop) })
+	select {
+	case <-w.ended:
+		w.socket.Close()
+		return true
+	case <-time.After(4 * grace):
+		return false
+	}
+}
+
+// Ended is closed when the process of the worker has ended.
+func (w *Worker) Ended() <-chan struct{} { return w.ended }
+
+// PID returns the number of the process of the worker.
+func (w *Worker) PID() int { return w.cmd.Process.Pid }
+
+var _ wire.Messages = (*Worker)(nil)

@@ -1,0 +1,528 @@
+package container
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/containercopy/archive"
+	"github.com/causeway-csi/causeway/containercopy/place"
+	"github.com/causeway-csi/causeway/containercopy/wire"
+	"github.com/causeway-csi/causeway/containercopy/worker"
+)
+
+// role is the environment variable that makes this program the first process of a container.
+const role = "CAUSEWAY_TEST_CONTAINER"
+
+// node is this machine. The test may not be permitted to read the namespaces of its first process.
+var node = Node{"/proc", os.Getpid()}
+
+// program is the program of workers; its directory is made by TestMain.
+var program Program
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(role); text != "" {
+		if err := runContainer([]byte(text)); err != nil {
+			fmt.Fprintln(os.Stderr, "container:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	dir, err := os.MkdirTemp("", "worker")
+	if err == nil {
+		err = os.Chmod(dir, 0o755)
+	}
+	if err == nil {
+		build := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, "worker"), "../cmd/worker")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		var out []byte
+		if out, err = build.CombinedOutput(); err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	program = Program{Root: dir, Name: "worker", Stderr: os.Stderr}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// pod describes a container of a test.
+type pod struct {
+	Root     string // a directory, over which the container mounts its root
+	UID      int
+	First    int  // outside ID of root, in a user namespace; 0: the container has none
+	ReadOnly bool // the root
+}
+
+// runContainer is the first process of a container: it makes its root, becomes its user, and waits.
+func runContainer(text []byte) error {
+	var p pod
+	if err := json.Unmarshal(text, &p); err != nil {
+		return err
+	}
+	in := func(name string) string { return filepath.Join(p.Root, name) }
+	err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("none", p.Root, "tmpfs", 0, "size=64m"))
+	for _, dir := range []string{"etc", "home", "tmp", "proc", "var"} {
+		err = errors.Join(err, os.Mkdir(in(dir), 0o755))
+	}
+	err = errors.Join(err, os.WriteFile(in("etc/hostname"), []byte("of the container"), 0o644),
+		os.WriteFile(in("etc/shadow"), []byte("secret of the container"), 0o600), os.Symlink("/tmp", in("var/tmp")),
+		os.Chmod(in("tmp"), 0o777|fs.ModeSticky), os.Chown(in("home"), 1000, 1000),
+		unix.Mount("proc", in("proc"), "proc", 0, ""), unix.Chroot(p.Root), os.Chdir("/"))
+	if p.ReadOnly {
+		err = errors.Join(err, unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
+	}
+	if p.UID != 0 {
+		err = errors.Join(err, syscall.Setgroups(nil), syscall.Setgid(p.UID), syscall.Setuid(p.UID))
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// startContainer starts a container, and opens it. end ends its first process.
+func startContainer(t *testing.T, p pod) (c *Container, end func()) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	p.Root = t.TempDir()
+	if err := os.Chmod(p.Root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env, cmd.Stderr = []string{role + "=" + string(text), "GORACE=atexit_sleep_ms=0"}, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID}
+	if p.First != 0 {
+		m := []syscall.SysProcIDMap{{ContainerID: 0, HostID: p.First, Size: 65536}}
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings, cmd.SysProcAttr.GidMappings, cmd.SysProcAttr.GidMappingsEnableSetgroups = m, m, true
+		cmd.SysProcAttr.Credential = &syscall.Credential{}
+		for dir := p.Root; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+			os.Chmod(dir, 0o755)
+		}
+	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := false
+	end = func() {
+		if !ended {
+			ended = true
+			stdin.Close()
+			cmd.Wait()
+		}
+	}
+	t.Cleanup(end)
+	if line, err := io.ReadAll(io.LimitReader(stdout, 6)); string(line) != "ready\n" {
+		t.Fatalf("the container says %q, %v", line, err)
+	}
+	c, err = node.Open(cmd.Process.Pid, ":/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c, end
+}
+
+// start starts a worker until the end of the test.
+func start(t *testing.T, c *Container, s worker.Spec) (*Worker, *wire.Stream) {
+	t.Helper()
+	if s.Limits == (archive.Limits{}) {
+		s.Limits = archive.DefaultLimits()
+	}
+	w, err := c.Start(program, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if !w.Stop() {
+			t.Error("the worker does not end")
+		}
+	})
+	return w, wire.NewStream(w)
+}
+
+// copyFrom returns the entries of a copy, as "name=content".
+func copyFrom(t *testing.T, c *Container, path string) (map[string]string, error) {
+	t.Helper()
+	w, s := start(t, c, worker.Spec{From: true, Path: path})
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	digest, body := archive.NewDigest(false), s.Body(nil)
+	_, err = archive.Unpack(context.Background(), io.TeeReader(body, digest), root, archive.UnpackOptions{Limits: archive.DefaultLimits(), Links: true})
+	if err != nil {
+		return nil, err
+	}
+	end, err := body.End()
+	if err != nil {
+		return nil, err
+	}
+	sum, err := end.Sum()
+	if err := errors.Join(err, digest.Sum().Check(sum), s.Send(wire.Message{Type: wire.Ack})); err != nil {
+		return nil, err
+	}
+	if _, err := s.Await(wire.Result, nil); err != nil {
+		return nil, err
+	}
+	w.Stop()
+	found := map[string]string{}
+	err = fs.WalkDir(root.FS(), ".", func(p string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			var content []byte
+			content, err = root.ReadFile(p)
+			found[p] = string(content)
+		}
+		return err
+	})
+	return found, err
+}
+
+// tarOf returns the stream of a file, or of a directory with the file "f".
+func tarOf(t *testing.T, name, content string, inDirectory bool) []byte {
+	t.Helper()
+	top := filepath.Join(t.TempDir(), name)
+	path := top
+	if inDirectory {
+		path = filepath.Join(top, "f")
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	e, err := archive.OpenLocal(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	var b bytes.Buffer
+	if _, err := archive.Pack(context.Background(), &b, name, e, archive.PackOptions{Limits: archive.DefaultLimits()}); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// copyTo sends a stream with an End message.
+func copyTo(t *testing.T, c *Container, s worker.Spec, stream []byte, change ...func(end *wire.Message)) (wire.Message, error) {
+	t.Helper()
+	w, conn := start(t, c, s)
+	digest := archive.NewDigest(false)
+	digest.Write(stream)
+	end := wire.EndOf(digest.Sum(), archive.Counts{})
+	for _, f := range change {
+		f(&end)
+	}
+	conn.Write(stream) // an error of the worker comes as its result
+	conn.Send(end)
+	m, err := conn.Await(wire.Result, nil)
+	w.Stop()
+	return m, err
+}
+
+// list returns the names in a directory of the container.
+func (c *Container) list(t *testing.T, path string) string {
+	t.Helper()
+	names, err := os.ReadDir(fmt.Sprintf("/proc/self/fd/%d/%s", c.root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, n := range names {
+		all = append(all, n.Name())
+	}
+	return strings.Join(all, " ")
+}
+
+// pods are the containers that differ in the rights of a worker.
+var pods = map[string]pod{"root": {}, "uid 1000": {UID: 1000}, "root of a user namespace": {First: 200000},
+	"uid 1000 of a user namespace": {UID: 1000, First: 200000}}
+
+// TestCopiesHaveTheRightsOfTheContainer, and no others: neither those of the node's root, nor fewer.
+func TestCopiesHaveTheRightsOfTheContainer(t *testing.T) {
+	for name, p := range pods {
+		t.Run(name, func(t *testing.T) {
+			c, _ := startContainer(t, p)
+			if c.Identity.UID != p.UID {
+				t.Fatalf("the identity: %+v", c.Identity)
+			}
+			found, err := copyFrom(t, c, "/etc/hostname")
+			if err != nil || found["hostname"] != "of the container" {
+				t.Errorf("got %q, %v", found, err)
+			}
+			found, err = copyFrom(t, c, "/etc")
+			isRoot := p.UID == 0
+			if isRoot && (err != nil || found["etc/shadow"] != "secret of the container") {
+				t.Errorf("root got %q, %v", found, err)
+			}
+			if !isRoot && codeOf(err) != wire.PermissionDenied {
+				t.Errorf("got %q, %v, want PERMISSION_DENIED", found, err)
+			}
+			for path, permitted := range map[string]bool{"/etc/new": isRoot, "/tmp/new": true, "/var/tmp/other": true, "/home/new": true} {
+				m, err := copyTo(t, c, worker.Spec{Path: path}, tarOf(t, "s", "content", false))
+				switch {
+				case permitted && (err != nil || m.Path != path):
+					t.Errorf("copy to %s: %+v, %v", path, m, err)
+				case !permitted && codeOf(err) != wire.PermissionDenied:
+					t.Errorf("copy to %s: %+v, %v, want PERMISSION_DENIED", path, m, err)
+				}
+			}
+			if got := c.list(t, "tmp"); got != "new other" {
+				t.Errorf("/tmp has %q", got)
+			}
+			var s unix.Stat_t
+			if err := unix.Fstatat(c.root, "tmp/new", &s, unix.AT_SYMLINK_NOFOLLOW); err != nil || int(s.Uid) != p.First+p.UID {
+				t.Errorf("the owner is %d, %v, want %d", s.Uid, err, p.First+p.UID)
+			}
+		})
+	}
+}
+
+// codeOf returns the code of a Result.
+func codeOf(err error) wire.Code {
+	var f *wire.Failure
+	if errors.As(err, &f) {
+		return f.Code
+	}
+	return ""
+}
+
+// TestTheNodeIsOutOfReach of a copy from a container, by every path.
+func TestTheNodeIsOutOfReach(t *testing.T) {
+	c, _ := startContainer(t, pod{})
+	for path, want := range map[string]wire.Code{
+		"/proc/1/root/etc/shadow": wire.PermissionDenied, "/proc/self/root": wire.NotFound, // it is in no PID namespace of the container
+		"/proc/1/environ": wire.FailedPrecondition, "/proc": wire.FailedPrecondition, "/../../../usr": wire.NotFound,
+		"etc/hostname": wire.InvalidArgument, "": wire.InvalidArgument, "/none": wire.NotFound, "/etc/hostname/x": wire.NotFound,
+	} {
+		if found, err := copyFrom(t, c, path); codeOf(err) != want {
+			t.Errorf("%q: %q, %v, want %s", path, found, err, want)
+		}
+	}
+	found, err := copyFrom(t, c, "/")
+	if err != nil || found["root/etc/hostname"] != "of the container" || len(found) != 2 {
+		t.Errorf("the whole container: %q, %v", found, err)
+	}
+}
+
+// TestNothingAppearsAfterAnError, whatever is wrong.
+func TestNothingAppearsAfterAnError(t *testing.T) {
+	c, _ := startContainer(t, pod{})
+	if _, err := copyTo(t, c, worker.Spec{Path: "/tmp/old"}, tarOf(t, "s", "old", false)); err != nil {
+		t.Fatal(err)
+	}
+	stream := tarOf(t, "s", "content", true)
+	small := archive.DefaultLimits()
+	small.Bytes = 1000
+	for name, tc := range map[string]struct {
+		spec   worker.Spec
+		stream []byte
+		change func(*wire.Message)
+		want   wire.Code
+	}{
+		"checksum":              {worker.Spec{Path: "/tmp/new"}, stream, func(m *wire.Message) { m.CRC32C++ }, wire.DataLoss},
+		"size":                  {worker.Spec{Path: "/tmp/new"}, stream, func(m *wire.Message) { m.Size++ }, wire.DataLoss},
+		"SHA-256":               {worker.Spec{Path: "/tmp/new", SHA256: true}, stream, func(m *wire.Message) { m.SHA256 = strings.Repeat("00", 32) }, wire.DataLoss},
+		"another than declared": {worker.Spec{Path: "/tmp/new", Declared: &archive.Sum{Size: 1}}, stream, nil, wire.DataLoss},
+		"a cut stream":          {worker.Spec{Path: "/tmp/new"}, stream[:700], nil, wire.DataLoss},
+		"over the limit":        {worker.Spec{Path: "/tmp/new", Limits: small}, stream, nil, wire.OutOfRange},
+		"an empty stream":       {worker.Spec{Path: "/tmp/new"}, nil, nil, wire.InvalidArgument},
+		"existing":              {worker.Spec{Path: "/tmp/old"}, tarOf(t, "s", "new", false), nil, wire.AlreadyExists},
+		"over a file":           {worker.Spec{Path: "/tmp/old", Overwrite: place.Tree}, stream, nil, wire.FailedPrecondition},
+		"kernel filesystem":     {worker.Spec{Path: "/proc/sys/kernel"}, stream, nil, wire.FailedPrecondition},
+		"no parent":             {worker.Spec{Path: "/tmp/none/new"}, stream, nil, wire.NotFound},
+		"an invalid message":    {worker.Spec{Path: "/tmp/new"}, stream, func(m *wire.Message) { m.Type = "nonsense" }, wire.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			change := tc.change
+			if change == nil {
+				change = func(*wire.Message) {}
+			}
+			if m, err := copyTo(t, c, tc.spec, tc.stream, change); codeOf(err) != tc.want {
+				t.Errorf("got %+v, %v, want %s", m, err, tc.want)
+			}
+			if got := c.list(t, "tmp"); got != "old" {
+				t.Errorf("/tmp has %q", got)
+			}
+		})
+	}
+	if found, err := copyFrom(t, c, "/tmp/old"); err != nil || found["old"] != "old" {
+		t.Errorf("got %q, %v", found, err)
+	}
+}
+
+// TestAReadOnlyRoot: the error says so.
+func TestAReadOnlyRoot(t *testing.T) {
+	c, _ := startContainer(t, pod{ReadOnly: true})
+	if m, err := copyTo(t, c, worker.Spec{Path: "/tmp/new"}, tarOf(t, "s", "x", false)); codeOf(err) != wire.FailedPrecondition {
+		t.Errorf("got %+v, %v, want FAILED_PRECONDITION", m, err)
+	}
+}
+
+// stalled starts a copy to a container whose client stops in the middle.
+func stalled(t *testing.T, c *Container) *Worker {
+	t.Helper()
+	w, s := start(t, c, worker.Spec{Path: "/tmp/new"})
+	stream := tarOf(t, "s", strings.Repeat("x", 1<<20), false)
+	if _, err := s.Write(stream[:512<<10]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Await(wire.Progress, nil); err != nil { // the staging directory exists
+		t.Fatal(err)
+	}
+	if got := c.list(t, "tmp"); !strings.HasPrefix(got, ".kcopy-") {
+		t.Fatalf("/tmp has %q", got)
+	}
+	return w
+}
+
+// TestTheEndOfAClient removes the unfinished copy.
+func TestTheEndOfAClient(t *testing.T) {
+	c, _ := startContainer(t, pod{})
+	w := stalled(t, c)
+	if !w.Stop() {
+		t.Error("the worker does not end")
+	}
+	if got := c.list(t, "tmp"); got != "" {
+		t.Errorf("left: %q", got)
+	}
+	if m, err := w.Read(); err == nil {
+		t.Errorf("after the end: %q", m)
+	}
+}
+
+// TestTheEndOfAContainer ends the worker, so that no descriptor keeps a volume in use.
+func TestTheEndOfAContainer(t *testing.T) {
+	c, end := startContainer(t, pod{})
+	w := stalled(t, c)
+	if c.Ended() {
+		t.Fatal("Ended before the end")
+	}
+	end()
+	if !c.Ended() {
+		t.Error("Ended = false")
+	}
+	select {
+	case <-w.Ended():
+	case <-time.After(time.Minute):
+		t.Error("the worker does not end")
+	}
+	if _, err := c.Start(program, worker.Spec{From: true, Path: "/"}); err != nil {
+		t.Logf("a worker of a container that has ended: %v", err)
+	}
+}
+
+// TestAWorkerIsConfined: by /proc, in the middle of a copy.
+func TestAWorkerIsConfined(t *testing.T) {
+	for name, p := range pods {
+		t.Run(name, func(t *testing.T) {
+			c, _ := startContainer(t, p)
+			w := stalled(t, c)
+			of := fmt.Sprintf("/proc/%d/", w.PID())
+			if root, err := os.Readlink(of + "root"); err != nil || root != program.Root {
+				t.Errorf("its root is %s, %v, want %s", root, err, program.Root)
+			}
+			mine, _ := os.Readlink("/proc/self/ns/user")
+			if its, err := os.Readlink(of + "ns/user"); err != nil || its == mine {
+				t.Errorf("its user namespace is %s, %v, that of the test %s", its, err, mine)
+			}
+			tasks, err := filepath.Glob(of + "task/*/status")
+			if err != nil || len(tasks) < 2 {
+				t.Fatalf("%d threads, %v", len(tasks), err)
+			}
+			capabilities := "0000000000000000"
+			if p.UID == 0 {
+				capabilities = "000000000000000f" // CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER
+			}
+			for _, task := range tasks {
+				status, err := os.ReadFile(task)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, line := range []string{"NoNewPrivs:\t1", "CapEff:\t" + capabilities, "CapPrm:\t" + capabilities,
+					"CapInh:\t0000000000000000", "CapAmb:\t0000000000000000"} {
+					if !strings.Contains(string(status), line+"\n") {
+						t.Errorf("%s has no line %q:\n%s", task, line, status)
+					}
+				}
+				if p.UID == 0 && !strings.Contains(string(status), "CapBnd:\t0000000000000000\n") {
+					t.Errorf("%s has a bounding set", task)
+				}
+			}
+			fds, err := filepath.Glob(of + "fd/*")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, fd := range fds {
+				if to, _ := os.Readlink(fd); to == "/proc" || strings.HasSuffix(to, ".sock") {
+					t.Errorf("it has %s", to)
+				}
+			}
+		})
+	}
+}
+
+// TestProcessesThatAreNoContainer are refused.
+func TestProcessesThatAreNoContainer(t *testing.T) {
+	if c, err := node.Open(os.Getpid(), ":/"); !errors.Is(err, ErrNotContained) {
+		t.Errorf("the test itself: %v, %v", c, err)
+	}
+	ended := exec.Command("/bin/true")
+	if err := ended.Run(); err != nil {
+		t.Skip(err)
+	}
+	if c, err := node.Open(ended.Process.Pid, ":/"); !errors.Is(err, ErrGone) {
+		t.Errorf("a process that has ended: %v, %v", c, err)
+	}
+	c, _ := startContainer(t, pod{})
+	if other, err := node.Open(c.firstPID(t), "another container"); !errors.Is(err, ErrNotContained) {
+		t.Errorf("another control group: %v, %v", other, err)
+	}
+}
+
+// firstPID returns the number of the first process.
+func (c *Container) firstPID(t *testing.T) int {
+	t.Helper()
+	text, err := c.read("stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(string(text), &pid); err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}

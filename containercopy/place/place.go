@@ -1,0 +1,309 @@
+// Package place puts an unpacked copy at its destination. Until then the copy is in a staging
+// directory beside the destination, on the same filesystem, so that one rename(2) shows all of it.
+package place
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/causeway-csi/causeway/containercopy/archive"
+)
+
+// Errors. Others are those of the system.
+var (
+	// ErrExists: a file is there, and may not be replaced.
+	ErrExists = errors.New("exists")
+	// ErrKind: a file is in place of a directory, or a directory in place of a file.
+	ErrKind = errors.New("another kind of file")
+	// ErrMounted: the destination is a mount point, such as a file of a ConfigMap, or a directory of
+	// the image of a container.
+	ErrMounted = errors.New("a mount point, or a directory of an image, cannot be replaced")
+)
+
+// Overwrite says which existing files a copy may replace.
+type Overwrite int
+
+// Values of Overwrite. A directory is never replaced by a file, nor a file by a directory.
+const (
+	Never Overwrite = iota
+	Files           // an existing directory gets the entries of the copy, and keeps all others
+	Tree            // an existing directory is replaced by that of the copy
+)
+
+// Source is the source of a copy.
+type Source struct {
+	Name     string // of the first entry of the stream
+	Dir      bool
+	Contents bool // the entries of the directory, without the directory itself: "SRC/."
+}
+
+// Destination is the place of a copy.
+type Destination struct {
+	Dir      *os.Root // the directory in which the copy appears
+	Name     string   // of the copy in Dir; "": the entries of the source appear in Dir
+	dir      bool     // the source is a directory
+	existing fs.FileMode
+	exists   bool
+}
+
+// Into returns the destination for a path that is a directory, dir: the copy keeps its name, as with
+// cp(1). Errors: ErrKind, archive.ErrRefused for a name that a file cannot have.
+func Into(dir *os.Root, s Source) (Destination, error) {
+	if s.Dir && s.Contents {
+		return Destination{Dir: dir, dir: true, exists: true, existing: fs.ModeDir}, nil
+	}
+	return at(dir, s.Name, s)
+}
+
+// At returns the destination for a path that is no directory: name in parent. mustBeDir is set for a
+// path with a slash at its end. Errors: ErrKind, and fs.ErrNotExist for a file whose path has a slash
+// at its end.
+func At(parent *os.Root, name string, mustBeDir bool, s Source) (Destination, error) {
+	if mustBeDir && !s.Dir {
+		return Destination{}, fmt.Errorf("%w: %.128q is no directory", fs.ErrNotExist, name)
+	}
+	return at(parent, name, s)
+}
+
+func at(dir *os.Root, name string, s Source) (Destination, error) {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		return Destination{}, fmt.Errorf("%w: %.128q is no name of a file", archive.ErrRefused, name)
+	}
+	d := Destination{Dir: dir, Name: name, dir: s.Dir}
+	info, err := dir.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return d, nil
+	case err != nil:
+		return d, err
+	}
+	d.exists, d.existing = true, info.Mode().Type()
+	return d, compatible(name, s.Dir, info.Mode().Type())
+}
+
+// compatible returns ErrKind if an entry cannot take the place of an existing one.
+func compatible(name string, isDir bool, existing fs.FileMode) error {
+	switch {
+	case isDir && existing != fs.ModeDir:
+		return fmt.Errorf("%w: a directory cannot replace %.128q, which is no directory", ErrKind, name)
+	case !isDir && existing == fs.ModeDir:
+		return fmt.Errorf("%w: a file cannot replace the directory %.128q", ErrKind, name)
+	}
+	return nil
+}
+
+// Staging is a directory for an unfinished copy.
+type Staging struct {
+	Root *os.Root // empty at first, and of mode 0700
+	dir  *os.Root // that of the destination
+	name string
+}
+
+// prefix is the start of the name of a staging directory: users find it after a crash.
+const prefix = ".kcopy-"
+
+// NewStaging makes a staging directory in dir, that of the destination. The caller calls Remove.
+func NewStaging(dir *os.Root) (*Staging, error) {
+	s := &Staging{dir: dir, name: prefix + rand.Text()}
+	if err := dir.Mkdir(s.name, 0o700); err != nil {
+		return nil, fmt.Errorf("make a directory beside the destination: %w", err)
+	}
+	var err error
+	if s.Root, err = dir.OpenRoot(s.name); err != nil {
+		return nil, errors.Join(err, dir.Remove(s.name))
+	}
+	return s, nil
+}
+
+// Source returns the source of the staged copy. A stream with several first entries, as an archive of
+// another program can have, is a directory whose entries are copied; its name is ".".
+func (s *Staging) Source(contents bool) (Source, error) {
+	dir, err := s.Root.Open(".")
+	if err != nil {
+		return Source{}, err
+	}
+	defer dir.Close()
+	entries, err := dir.ReadDir(2)
+	switch {
+	case len(entries) == 0 && (err == nil || errors.Is(err, io.EOF)):
+		return Source{}, fmt.Errorf("%w: the stream has no entry", archive.ErrRefused)
+	case err != nil && !errors.Is(err, io.EOF):
+		return Source{}, err
+	case len(entries) > 1:
+		return Source{Name: ".", Dir: true, Contents: true}, nil
+	}
+	return Source{Name: entries[0].Name(), Dir: entries[0].IsDir(), Contents: contents}, nil
+}
+
+// Remove removes the staging directory with the rest of the copy.
+func (s *Staging) Remove() error {
+	s.Root.Close()
+	// Directories of the copy can be read-only for their owner.
+	fs.WalkDir(s.dir.FS(), s.name, func(p string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() {
+			s.dir.Chmod(p, 0o700)
+		}
+		return nil
+	})
+	return s.dir.RemoveAll(s.name)
+}
+
+// Commit moves the copy, whose first entry is top, from its staging directory to the destination.
+// merged reports that the destination is an existing directory: each file appears at once, but not
+// all files at the same time. Commit looks for conflicts in the whole tree before it moves anything.
+// Errors: ErrExists, ErrKind, ErrMounted.
+func (d Destination) Commit(s *Staging, top string, o Overwrite) (merged bool, err error) {
+	c := commit{d: d, s: s, overwrite: o}
+	switch {
+	case !d.exists:
+		return false, c.move(top, d.Name, false)
+	case !d.dir:
+		if o == Never {
+			return false, fmt.Errorf("%w: %.128q", ErrExists, d.Name)
+		}
+		return false, c.move(top, d.Name, true)
+	case o == Tree && d.Name != "":
+		return false, c.replaceTree(top)
+	}
+	if err := c.check(top, d.Name); err != nil {
+		return true, err
+	}
+	return true, c.merge(top, d.Name)
+}
+
+// commit is a commit in progress.
+type commit struct {
+	d         Destination
+	s         *Staging
+	overwrite Overwrite
+}
+
+// check looks for conflicts of a staged directory with an existing one.
+func (c commit) check(staged, existing string) error {
+	return c.each(staged, func(name string, e fs.DirEntry) error {
+		to := path.Join(existing, name)
+		info, err := c.d.Dir.Lstat(to)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := compatible(to, e.IsDir(), info.Mode().Type()); err != nil {
+			return err
+		}
+		if e.IsDir() {
+			return c.check(path.Join(staged, name), to)
+		}
+		if c.overwrite == Never {
+			return fmt.Errorf("%w: %.128q", ErrExists, to)
+		}
+		return nil
+	})
+}
+
+// merge moves the entries of a staged directory to an existing one.
+func (c commit) merge(staged, existing string) error {
+	return c.each(staged, func(name string, e fs.DirEntry) error {
+		from, to := path.Join(staged, name), path.Join(existing, name)
+		info, err := c.d.Dir.Lstat(to)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return c.move(from, to, false)
+		case err != nil:
+			return err
+		case e.IsDir() && info.IsDir():
+			return c.merge(from, to)
+		case e.IsDir() || info.IsDir(): // changed since check
+			return compatible(to, e.IsDir(), info.Mode().Type())
+		}
+		return c.move(from, to, c.overwrite != Never)
+	})
+}
+
+// each calls a function for the entries of a staged directory.
+func (c commit) each(staged string, f func(name string, e fs.DirEntry) error) error {
+	dir, err := c.s.Root.Open(staged)
+	if err != nil {
+		return err
+	}
+	entries, err := dir.ReadDir(-1)
+	dir.Close()
+	for _, e := range entries {
+		if err == nil {
+			err = f(e.Name(), e)
+		}
+	}
+	return err
+}
+
+// move moves a staged entry. The content of a file that replaces another is durable before the other
+// is gone. Errors: ErrExists if another program has made the file, ErrMounted.
+func (c commit) move(staged, to string, replace bool) error {
+	if replace {
+		if err := c.flush(staged); err != nil {
+			return err
+		}
+	}
+	err := rename(c.d.Dir, path.Join(c.s.name, staged), to, replace)
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return fmt.Errorf("%w: %.128q", ErrExists, to)
+	case isMountPoint(err):
+		return fmt.Errorf("%w: %.128q: %w", ErrMounted, to, err)
+	case err != nil:
+		return fmt.Errorf("move the copy to %.128q: %w", to, err)
+	}
+	return nil
+}
+
+// flush makes the content of a staged file durable. A link has none.
+func (c commit) flush(staged string) error {
+	info, err := c.s.Root.Lstat(staged)
+	if err != nil || !info.Mode().IsRegular() {
+		return err
+	}
+	f, err := c.s.Root.OpenFile(staged, os.O_RDONLY, 0)
+	if errors.Is(err, fs.ErrPermission) { // a file that its owner cannot read
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
+// replaceTree exchanges an existing directory with the staged one, which Remove then removes.
+func (c commit) replaceTree(top string) error {
+	err := exchange(c.d.Dir, path.Join(c.s.name, top), c.d.Name)
+	if isMountPoint(err) {
+		return fmt.Errorf("%w: %.128q: %w", ErrMounted, c.d.Name, err)
+	}
+	if err != nil {
+		return fmt.Errorf("replace %.128q: %w", c.d.Name, err)
+	}
+	return nil
+}
+
+// exchangeByThree exchanges two entries of a directory tree by three renames, where one call cannot.
+// A crash leaves the entry b beside its place, with a name that no program removes.
+func exchangeByThree(root *os.Root, a, b string) error {
+	aside := path.Join(path.Dir(b), "kcopy-replaced-"+rand.Text())
+	if err := rename(root, b, aside, false); err != nil {
+		return err
+	}
+	if err := rename(root, a, b, false); err != nil {
+		if back := rename(root, aside, b, false); back != nil {
+			return fmt.Errorf("%w; what was at %.128q is at %.128q: %w", err, b, aside, back)
+		}
+		return err
+	}
+	return rename(root, aside, a, false)
+}

@@ -1,0 +1,134 @@
+// Package quota limits the copies of a pod and of a node (KEP-4582, ContainerCopiesPerPod). A copy
+// never waits for another: it gets its slot at once, or an error that its caller repeats later.
+package quota
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Retry is the time after which a rejected caller should try again.
+const Retry = 5 * time.Second
+
+// Reason is the limit for which a copy was rejected.
+type Reason string
+
+// Reasons.
+const (
+	Pod  Reason = "pod"
+	Node Reason = "node"
+)
+
+// ErrBusy is the class of a Busy error.
+var ErrBusy = errors.New("too many copies")
+
+// Busy is the error of a copy over a limit.
+type Busy struct {
+	Reason Reason
+	Pod    string // namespace/name
+	Limit  int
+}
+
+func (b *Busy) Error() string {
+	if b.Reason == Node {
+		return fmt.Sprintf("too many copies on the node of pod %s (%d), try again later", b.Pod, b.Limit)
+	}
+	return fmt.Sprintf("too many copies in pod %s (%d), try again later", b.Pod, b.Limit)
+}
+
+// Is makes every Busy an ErrBusy.
+func (b *Busy) Is(target error) bool { return target == ErrBusy }
+
+// Slots are the slots of a node. All methods may be called by many goroutines.
+type Slots struct {
+	perPod, perNode int // 0: no limit
+
+	mu       sync.Mutex
+	pods     map[string]int // copies by the UID of the pod
+	copies   int
+	stuck    int // workers that have outlived their copy
+	rejected map[Reason]int64
+}
+
+// New returns Slots without copies. A limit of 0 is none.
+func New(perPod, perNode int) *Slots {
+	return &Slots{perPod: perPod, perNode: perNode, pods: map[string]int{}, rejected: map[Reason]int64{}}
+}
+
+// Take takes a slot for a copy. uid is that of the pod, so a pod that is made again starts without
+// copies; pod is its namespace and name. Errors: Busy.
+func (s *Slots) Take(uid, pod string) (*Slot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var busy *Busy
+	switch {
+	case s.perPod > 0 && s.pods[uid] >= s.perPod:
+		busy = &Busy{Pod, pod, s.perPod}
+	case s.perNode > 0 && s.copies+s.stuck >= s.perNode:
+		busy = &Busy{Node, pod, s.perNode}
+	}
+	if busy != nil {
+		s.rejected[busy.Reason]++
+		return nil, busy
+	}
+	s.pods[uid]++
+	s.copies++
+	return &Slot{slots: s, uid: uid}, nil
+}
+
+// Slot is the slot of a copy.
+type Slot struct {
+	slots *Slots
+	uid   string
+	once  sync.Once
+	freed sync.Once // of a stuck worker
+}
+
+// Release frees the slot. A second call has no effect.
+func (s *Slot) Release() { s.release(0) }
+
+// Stuck frees the slot of the pod only: the worker of the copy cannot be killed now, as it waits for
+// a server of a volume, and counts against the limit of the node until freed is called. After Release
+// it has no effect.
+func (s *Slot) Stuck() (freed func()) {
+	if !s.release(1) {
+		return func() {}
+	}
+	return func() {
+		s.freed.Do(func() {
+			s.slots.mu.Lock()
+			defer s.slots.mu.Unlock()
+			s.slots.stuck--
+		})
+	}
+}
+
+func (s *Slot) release(stuck int) (first bool) {
+	s.once.Do(func() {
+		first = true
+		s.slots.mu.Lock()
+		defer s.slots.mu.Unlock()
+		s.slots.copies--
+		s.slots.stuck += stuck
+		if s.slots.pods[s.uid]--; s.slots.pods[s.uid] == 0 {
+			delete(s.slots.pods, s.uid)
+		}
+	})
+	return first
+}
+
+// State is the state of Slots, for metrics.
+type State struct {
+	Copies   int
+	Stuck    int
+	Rejected map[Reason]int64 // since the start
+}
+
+// State returns the present state.
+func (s *Slots) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return State{s.copies, s.stuck, map[Reason]int64{Pod: s.rejected[Pod], Node: s.rejected[Node]}}
+}

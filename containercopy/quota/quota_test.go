@@ -1,0 +1,112 @@
+package quota
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+func take(t *testing.T, s *Slots, uid string) *Slot {
+	t.Helper()
+	slot, err := s.Take(uid, "ns/"+uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slot
+}
+
+func busy(t *testing.T, s *Slots, uid string, want Reason) {
+	t.Helper()
+	slot, err := s.Take(uid, "ns/"+uid)
+	var b *Busy
+	if slot != nil || !errors.Is(err, ErrBusy) || !errors.As(err, &b) || b.Reason != want ||
+		!strings.Contains(err.Error(), "ns/"+uid) || !strings.Contains(err.Error(), "try again later") {
+		t.Errorf("Take(%s) = %v, %v, want busy: %s", uid, slot, err, want)
+	}
+}
+
+func wantState(t *testing.T, s *Slots, copies, stuck int, pod, node int64) {
+	t.Helper()
+	got := s.State()
+	if got.Copies != copies || got.Stuck != stuck || got.Rejected[Pod] != pod || got.Rejected[Node] != node {
+		t.Errorf("State = %+v, want %d copies, %d stuck, rejected %d and %d", got, copies, stuck, pod, node)
+	}
+}
+
+// TestTheThirdCopyOfAPodIsRejected, and one of another pod is not.
+func TestTheThirdCopyOfAPodIsRejected(t *testing.T) {
+	s := New(2, 0)
+	first := take(t, s, "a")
+	take(t, s, "a")
+	busy(t, s, "a", Pod)
+	other := take(t, s, "b")
+	first.Release()
+	first.Release() // also by a defer
+	take(t, s, "a")
+	busy(t, s, "a", Pod)
+	wantState(t, s, 3, 0, 2, 0)
+	other.Release()
+	wantState(t, s, 2, 0, 2, 0)
+}
+
+// TestAStuckWorkerCountsAgainstItsNode, and no longer against its pod.
+func TestAStuckWorkerCountsAgainstItsNode(t *testing.T) {
+	s := New(1, 2)
+	freed := take(t, s, "a").Stuck()
+	second := take(t, s, "a")
+	busy(t, s, "a", Pod)
+	busy(t, s, "b", Node)
+	wantState(t, s, 1, 1, 1, 1)
+	second.Release()
+	second.Stuck()() // its copy has ended before
+	take(t, s, "b")
+	busy(t, s, "c", Node)
+	freed()
+	freed()
+	take(t, s, "c")
+	wantState(t, s, 2, 0, 1, 2)
+	busy(t, s, "d", Node)
+}
+
+func TestWithoutLimits(t *testing.T) {
+	s := New(0, 0)
+	for range 1000 {
+		take(t, s, "a")
+	}
+	wantState(t, s, 1000, 0, 0, 0)
+}
+
+// TestManyCallers never have more slots than there are, and leave no count.
+func TestManyCallers(t *testing.T) {
+	s := New(3, 5)
+	var all, ofA atomic.Int64
+	var group sync.WaitGroup
+	for i := range 16 {
+		uid := string(rune('a' + i%4))
+		group.Go(func() {
+			for range 500 {
+				slot, err := s.Take(uid, uid)
+				if err != nil {
+					continue
+				}
+				if n := all.Add(1); n > 5 {
+					t.Errorf("%d copies", n)
+				}
+				if uid == "a" {
+					if n := ofA.Add(1); n > 3 {
+						t.Errorf("%d copies of a pod", n)
+					}
+					ofA.Add(-1)
+				}
+				all.Add(-1)
+				slot.Release()
+			}
+		})
+	}
+	group.Wait()
+	if got := s.State(); got.Copies != 0 || len(s.pods) != 0 {
+		t.Errorf("left: %+v, pods %v", got, s.pods)
+	}
+}

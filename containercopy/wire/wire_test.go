@@ -1,0 +1,175 @@
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/causeway-csi/causeway/containercopy/archive"
+)
+
+// queue is a connection in memory whose messages are read in the order of their writes.
+type queue struct {
+	messages [][]byte
+	err      error // of Read after the last message; nil: io.EOF
+	read     int
+}
+
+func (q *queue) Read() ([]byte, error) {
+	if q.read == len(q.messages) {
+		if q.err != nil {
+			return nil, q.err
+		}
+		return nil, io.EOF
+	}
+	q.read++
+	return q.messages[q.read-1], nil
+}
+
+func (q *queue) Write(m []byte) error {
+	q.messages = append(q.messages, bytes.Clone(m))
+	return nil
+}
+
+// TestAStream arrives as it was sent, in messages of at most MaxMessage bytes.
+func TestAStream(t *testing.T) {
+	q := new(queue)
+	s := NewStream(q)
+	content := bytes.Repeat([]byte("0123456789abcdef"), MaxMessage/5)
+	sum := archive.Sum{Size: int64(len(content)), CRC32C: 7, SHA256: make([]byte, 32)}
+	n, err := s.Write(content)
+	err = errors.Join(err, s.Warn(Note{"a/b", "a device"}), s.Send(Message{Type: Progress, Size: 5}),
+		s.Send(EndOf(sum, archive.Counts{Entries: 3})), s.Send(Message{Type: Progress, Size: 9}),
+		s.Send(Message{Type: Result, Path: "/x"}))
+	if err != nil || n != len(content) {
+		t.Fatal(n, err)
+	}
+	for _, m := range q.messages {
+		if len(m) > MaxMessage {
+			t.Errorf("a message of %d bytes", len(m))
+		}
+	}
+	var notes []Note
+	body := s.Body(func(n Note) { notes = append(notes, n) })
+	if m, err := body.End(); !errors.Is(err, ErrProtocol) {
+		t.Errorf("End before the end = %+v, %v", m, err)
+	}
+	got, err := io.ReadAll(body)
+	if err != nil || !bytes.Equal(got, content) || !slices.Equal(notes, []Note{{"a/b", "a device"}}) {
+		t.Errorf("%d bytes, %v, notes %v", len(got), err, notes)
+	}
+	end, err := body.End()
+	if err != nil || end.Entries != 3 {
+		t.Errorf("End = %+v, %v", end, err)
+	}
+	if got, err := end.Sum(); err != nil || got.Check(sum) != nil || len(got.SHA256) != 32 {
+		t.Errorf("Sum = %+v, %v", got, err)
+	}
+	var progress []int64
+	result, err := s.Await(Result, func(n int64) { progress = append(progress, n) })
+	if err != nil || result.Path != "/x" || !slices.Equal(progress, []int64{9}) {
+		t.Errorf("Await = %+v, %v, progress %v", result, err, progress)
+	}
+	if _, err := s.Await(Result, nil); !errors.Is(err, ErrNoResult) {
+		t.Errorf("after the last message: %v", err)
+	}
+	if n, err := body.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("Read after the end = %d, %v", n, err)
+	}
+}
+
+// TestAFailureEndsAStream: the receiver gets the class and the text of the sender.
+func TestAFailureEndsAStream(t *testing.T) {
+	failed := Message{Type: Result, Code: ResourceExhausted, Text: "too many copies in pod p"}
+	for name, receive := range map[string]func(s *Stream) error{
+		"in the stream": func(s *Stream) error {
+			got, err := io.ReadAll(s.Body(nil))
+			if string(got) != "part" {
+				t.Errorf("got %q", got)
+			}
+			return err
+		},
+		"instead of a result": func(s *Stream) error {
+			s.Receive()
+			_, err := s.Await(Result, nil)
+			return err
+		},
+		"instead of an ack": func(s *Stream) error {
+			s.Receive()
+			_, err := s.Await(Ack, nil)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := NewStream(new(queue))
+			s.Write([]byte("part"))
+			s.Send(failed)
+			var f *Failure
+			if err := receive(s); !errors.As(err, &f) || f.Code != ResourceExhausted || f.Text != failed.Text {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// TestWithoutAResult: a connection that ends early is an error, whatever has arrived.
+func TestWithoutAResult(t *testing.T) {
+	cut := errors.New("connection reset")
+	for _, end := range []error{nil, cut} {
+		q := &queue{err: end}
+		s := NewStream(q)
+		s.Write([]byte("all of it"))
+		if got, err := io.ReadAll(s.Body(nil)); !errors.Is(err, ErrNoResult) || end != nil && !errors.Is(err, cut) {
+			t.Errorf("Read = %q, %v", got, err)
+		}
+		s.Send(Message{Type: Progress})
+		if _, err := s.Await(Result, nil); !errors.Is(err, ErrNoResult) {
+			t.Errorf("Await = %v", err)
+		}
+	}
+}
+
+func TestInvalidMessages(t *testing.T) {
+	for name, message := range map[string]string{
+		"empty": "", "an unknown kind": "\x07x", "no JSON": "\x01{", "a warning that is no JSON": "\x02x",
+		"another type": "\x01" + `{"type":"ack"}`, "no type": "\x01{}", "a result without an error": "\x01" + `{"type":"result"}`,
+		"too large": "\x00" + strings.Repeat("x", MaxMessage), "a size with a fraction": "\x01" + `{"type":"end","size":1.5}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := NewStream(&queue{messages: [][]byte{[]byte(message)}})
+			if got, err := io.ReadAll(s.Body(nil)); !errors.Is(err, ErrProtocol) || len(got) > 0 {
+				t.Errorf("Read = %q, %v, want ErrProtocol", got, err)
+			}
+		})
+	}
+	for _, m := range []Message{{SHA256: "zz"}, {SHA256: "00"}} {
+		if _, err := m.Sum(); !errors.Is(err, ErrProtocol) {
+			t.Errorf("the sum of %+v: %v", m, err)
+		}
+	}
+	s := NewStream(new(queue))
+	s.Write([]byte("x"))
+	if _, err := s.Await(Ack, nil); !errors.Is(err, ErrProtocol) {
+		t.Errorf("data instead of an ack: %v", err)
+	}
+	if err := s.Warn(Note{Path: strings.Repeat("x", MaxMessage)}); !errors.Is(err, ErrProtocol) {
+		t.Errorf("a note that is too large: %v", err)
+	}
+}
+
+// FuzzReceive: no message makes a receiver panic, or is taken for the end of a stream that has none.
+func FuzzReceive(f *testing.F) {
+	f.Add([]byte("\x00data"), []byte("\x01"+`{"type":"end","size":4}`))
+	f.Add([]byte("\x02"+`{"path":"a"}`), []byte("\x01"+`{"type":"result","code":"ABORTED"}`))
+	f.Fuzz(func(t *testing.T, one, two []byte) {
+		s := NewStream(&queue{messages: [][]byte{one, two}})
+		body := s.Body(func(Note) {})
+		_, err := io.ReadAll(body)
+		if end, e := body.End(); (err == nil) != (e == nil) || e == nil && end.Type != End {
+			t.Errorf("Read = %v, End = %+v, %v", err, end, e)
+		}
+	})
+}

@@ -1,0 +1,303 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/containercopy/archive"
+	"github.com/causeway-csi/causeway/containercopy/place"
+	"github.com/causeway-csi/causeway/containercopy/wire"
+)
+
+// Main is the main function of a worker. It returns the exit code: 0 after a copy that has succeeded
+// or whose error was sent, 1 otherwise.
+func Main() int {
+	w := &worker{root: RootFD, packets: newPackets(SocketFD)}
+	w.stream = wire.NewStream(w.packets)
+	message, err := w.packets.Read()
+	if err == nil {
+		err = json.Unmarshal(message, &w.spec)
+	}
+	if err == nil {
+		w.self, err = confine(&w.spec)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "worker:", err)
+		w.fail(err)
+		w.drain()
+		return 1
+	}
+	result, err := w.copy()
+	if errors.Is(err, wire.ErrNoResult) { // the agent is gone, and so is the copy
+		return 1
+	}
+	if err != nil {
+		err = w.fail(err)
+	} else {
+		err = w.stream.Send(result)
+	}
+	if err != nil {
+		return 1
+	}
+	w.drain()
+	return 0
+}
+
+// drain reads until the agent closes the socket. With unread packets, the end of this process would
+// be a reset of the connection for the agent, and the Result could be lost.
+func (w *worker) drain() {
+	for {
+		if _, err := w.packets.Read(); err != nil {
+			return
+		}
+	}
+}
+
+// worker has one copy.
+type worker struct {
+	spec    Spec
+	root    int // descriptors
+	self    int
+	packets *packets
+	stream  *wire.Stream
+}
+
+// fail sends the error of the copy.
+func (w *worker) fail(err error) error {
+	return w.stream.Send(wire.Message{Type: wire.Result, Code: codeOf(err), Text: err.Error()})
+}
+
+// copy makes the copy, and returns its Result.
+func (w *worker) copy() (wire.Message, error) {
+	if w.spec.From {
+		return w.from()
+	}
+	return w.to()
+}
+
+// base returns the name of the first entry of a stream from a path.
+func base(p string) string {
+	if name := path.Base(path.Clean(p)); name != "/" {
+		return name
+	}
+	return "root"
+}
+
+// from sends a file or a directory of the container.
+func (w *worker) from() (wire.Message, error) {
+	fd, err := archive.Resolve(w.root, w.spec.Path)
+	if err != nil {
+		return wire.Message{}, err
+	}
+	e, err := archive.FromDescriptor(fd, w.self)
+	if err != nil {
+		return wire.Message{}, err
+	}
+	defer e.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	answers := make(chan error, 1)
+	go func() { // also ends a copy whose client is gone
+		_, err := w.stream.Await(wire.Ack, nil)
+		answers <- err
+		cancel()
+	}()
+	digest := archive.NewDigest(w.spec.SHA256)
+	n, err := archive.Pack(ctx, io.MultiWriter(w.stream, digest), base(w.spec.Path), e, archive.PackOptions{
+		Limits: w.spec.Limits, Skip: w.warn})
+	if err == nil {
+		err = w.stream.Send(wire.EndOf(digest.Sum(), n))
+	}
+	if err != nil {
+		select {
+		case answer := <-answers: // the reason
+			return wire.Message{}, errors.Join(answer, err)
+		default:
+			return wire.Message{}, err
+		}
+	}
+	if err := <-answers; err != nil {
+		return wire.Message{}, err
+	}
+	return wire.Message{Type: wire.Result, Size: digest.Sum().Size, Entries: n.Entries, Path: w.spec.Path}, nil
+}
+
+// warn reports an entry that is not copied. An error shows with the next message.
+func (w *worker) warn(path, reason string) { w.stream.Warn(wire.Note{Path: path, Reason: reason}) }
+
+// progressInterval is the time between two Progress messages of a copy to a container.
+const progressInterval = 500 * time.Millisecond
+
+// to receives a stream, and puts its entries at the path when all of it is right.
+func (w *worker) to() (m wire.Message, err error) {
+	dir, isDir, err := w.directory()
+	if err != nil {
+		return m, err
+	}
+	defer dir.Close()
+	staging, err := place.NewStaging(dir)
+	if err != nil {
+		return m, err
+	}
+	defer func() {
+		if e := staging.Remove(); err == nil {
+			err = e
+		}
+	}()
+	sum, n, err := w.receive(staging)
+	if err != nil {
+		return m, err
+	}
+	at, err := w.commit(dir, isDir, staging)
+	return wire.Message{Type: wire.Result, Size: sum.Size, Entries: n.Entries, Path: at}, err
+}
+
+// directory opens the directory in which the copy appears: that at the path, or the parent of the path.
+func (w *worker) directory() (dir *os.Root, isDir bool, err error) {
+	fd, err := archive.Resolve(w.root, w.spec.Path)
+	if err == nil {
+		defer unix.Close(fd)
+		var s unix.Stat_t
+		if err := unix.Fstat(fd, &s); err != nil {
+			return nil, false, os.NewSyscallError("fstat", err)
+		}
+		if s.Mode&unix.S_IFMT == unix.S_IFDIR {
+			dir, err = openRoot(fd)
+			return dir, true, err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, false, err
+	}
+	parent, err := archive.Resolve(w.root, path.Dir(strings.TrimRight(w.spec.Path, "/")))
+	if err != nil {
+		return nil, false, err
+	}
+	defer unix.Close(parent)
+	dir, err = openRoot(parent)
+	return dir, false, err
+}
+
+// openRoot opens the directory of a descriptor as an os.Root. The process has its own working
+// directory, and opens no other relative path.
+func openRoot(fd int) (*os.Root, error) {
+	if err := unix.Fchdir(fd); err != nil {
+		return nil, os.NewSyscallError("fchdir", err)
+	}
+	return os.OpenRoot(".")
+}
+
+// receive unpacks the stream, and compares its sum with that of the client.
+func (w *worker) receive(staging *place.Staging) (archive.Sum, archive.Counts, error) {
+	digest := archive.NewDigest(w.spec.SHA256)
+	var done atomic.Int64
+	body := w.stream.Body(nil)
+	defer w.reports(&done)()
+	counted := readerFunc(func(p []byte) (int, error) {
+		n, err := body.Read(p)
+		digest.Write(p[:n])
+		done.Add(int64(n))
+		return n, err
+	})
+	n, err := archive.Unpack(context.Background(), counted, staging.Root, archive.UnpackOptions{Limits: w.spec.Limits,
+		Mode: w.spec.Mode, Times: w.spec.Times, Owner: w.spec.Owner, Links: true, Skip: w.warn})
+	if err != nil {
+		return archive.Sum{}, n, err
+	}
+	end, err := body.End()
+	if err != nil {
+		return archive.Sum{}, n, err
+	}
+	declared, err := end.Sum()
+	if err == nil {
+		err = digest.Sum().Check(declared)
+	}
+	if err == nil && w.spec.Declared != nil {
+		err = digest.Sum().Check(*w.spec.Declared)
+	}
+	return digest.Sum(), n, err
+}
+
+// readerFunc is a function that reads.
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// reports sends the progress again and again, until stop.
+func (w *worker) reports(done *atomic.Int64) (stop func()) {
+	end := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(progressInterval):
+				w.stream.Send(wire.Message{Type: wire.Progress, Size: done.Load()})
+			}
+		}
+	}()
+	return func() { close(end) }
+}
+
+// commit moves the staged copy to its place, and returns the path of it in the container.
+func (w *worker) commit(dir *os.Root, isDir bool, staging *place.Staging) (string, error) {
+	source, err := staging.Source(w.spec.Contents)
+	if err != nil {
+		return "", err
+	}
+	var d place.Destination
+	at := w.spec.Path
+	switch {
+	case isDir:
+		d, err = place.Into(dir, source)
+		at = path.Join(at, d.Name)
+	case source.Name == ".":
+		err = fmt.Errorf("%w: a stream with several entries needs a directory", place.ErrKind)
+	default:
+		d, err = place.At(dir, path.Base(at), strings.HasSuffix(at, "/"), source)
+	}
+	if err != nil {
+		return "", err
+	}
+	_, err = d.Commit(staging, source.Name, w.spec.Overwrite)
+	return at, err
+}
+
+// codes are the codes of errors, the first one that fits.
+var codes = []struct {
+	err  error
+	code wire.Code
+}{
+	{archive.ErrLimit, wire.OutOfRange}, {archive.ErrRefused, wire.InvalidArgument},
+	{archive.ErrDamaged, wire.DataLoss}, {archive.ErrChanged, wire.Aborted},
+	{archive.ErrKernelFilesystem, wire.FailedPrecondition}, {wire.ErrProtocol, wire.InvalidArgument},
+	{place.ErrExists, wire.AlreadyExists}, {place.ErrKind, wire.FailedPrecondition},
+	{place.ErrMounted, wire.FailedPrecondition}, {fs.ErrPermission, wire.PermissionDenied},
+	{fs.ErrNotExist, wire.NotFound}, {unix.ENOTDIR, wire.NotFound}, {unix.ELOOP, wire.InvalidArgument},
+	{unix.EROFS, wire.FailedPrecondition}, {unix.ENOSPC, wire.ResourceExhausted},
+	{unix.EDQUOT, wire.ResourceExhausted}, {unix.EFBIG, wire.OutOfRange}, {unix.ENAMETOOLONG, wire.InvalidArgument},
+}
+
+// codeOf returns the code of an error of a copy.
+func codeOf(err error) wire.Code {
+	var f *wire.Failure
+	if errors.As(err, &f) {
+		return f.Code
+	}
+	for _, c := range codes {
+		if errors.Is(err, c.err) {
+			return c.code
+		}
+	}
+	return wire.Internal
+}
