@@ -1,0 +1,236 @@
+package stream
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/causeway-csi/causeway/containercopy/archive"
+	"github.com/causeway-csi/causeway/containercopy/wire"
+)
+
+// pipe is a connection in memory: an end of a pair.
+type pipe struct {
+	in, out     chan []byte
+	closed, far chan struct{}
+	once        *sync.Once
+}
+
+// newPipe returns the two ends of a connection, which holds one message in each direction.
+func newPipe() (a, b pipe) {
+	x, y, closedA, closedB := make(chan []byte, 1), make(chan []byte, 1), make(chan struct{}), make(chan struct{})
+	return pipe{x, y, closedA, closedB, new(sync.Once)}, pipe{y, x, closedB, closedA, new(sync.Once)}
+}
+
+func (p pipe) Close() { p.once.Do(func() { close(p.closed) }) }
+
+func (p pipe) Read() ([]byte, error) {
+	select {
+	case m := <-p.in:
+		return m, nil
+	default:
+	}
+	select {
+	case m := <-p.in:
+		return m, nil
+	case <-p.closed:
+		return nil, io.ErrClosedPipe
+	case <-p.far:
+		select {
+		case m := <-p.in:
+			return m, nil
+		default:
+			return nil, io.EOF
+		}
+	}
+}
+
+func (p pipe) Write(m []byte) error {
+	select {
+	case p.out <- bytes.Clone(m):
+		return nil
+	case <-p.closed:
+		return io.ErrClosedPipe
+	case <-p.far:
+		return io.ErrClosedPipe
+	}
+}
+
+// ends are the ends of a relay, as its client and its worker see them.
+type ends struct {
+	client, worker           *wire.Stream
+	closeClient, closeWorker func()
+	cancel                   context.CancelFunc
+	result                   chan Result
+}
+
+func start(t *testing.T, l Limits) ends {
+	t.Helper()
+	client, ofClient := newPipe()
+	worker, ofWorker := newPipe()
+	ctx, cancel := context.WithCancel(t.Context())
+	e := ends{wire.NewStream(client), wire.NewStream(worker), client.Close, worker.Close, cancel, make(chan Result, 1)}
+	t.Cleanup(cancel)
+	go func() {
+		e.result <- Relay(ctx, ofClient, ofWorker, l, func() { ofClient.Close(); ofWorker.Close() })
+	}()
+	return e
+}
+
+func (e ends) wantErr(t *testing.T, words string) {
+	t.Helper()
+	if r := <-e.result; r.Err == nil || !strings.Contains(r.Err.Error(), words) {
+		t.Errorf("Relay = %+v, want an error with %q", r, words)
+	}
+}
+
+// wantFailure wants a Result with this code at the client.
+func (e ends) wantFailure(t *testing.T, code wire.Code) {
+	t.Helper()
+	var f *wire.Failure
+	if m, err := e.client.Await(wire.Result, nil); !errors.As(err, &f) || f.Code != code {
+		t.Errorf("the client gets %+v, %v, want %s", m, err, code)
+	}
+}
+
+var end = wire.EndOf(archive.Sum{Size: 4}, archive.Counts{Entries: 1})
+
+func TestRelayFromAContainer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := start(t, Limits{Bytes: 4, Idle: time.Second, Total: time.Hour})
+		go func() {
+			e.worker.Write([]byte("data"))
+			e.worker.Send(end)
+			if _, err := e.worker.Await(wire.Ack, nil); err != nil {
+				t.Error(err)
+			}
+			e.worker.Send(wire.Message{Type: wire.Result, Size: 4})
+			e.closeWorker()
+		}()
+		body := e.client.Body(nil)
+		if got, err := io.ReadAll(body); string(got) != "data" || err != nil {
+			t.Errorf("got %q, %v", got, err)
+		}
+		time.Sleep(time.Minute) // the client verifies the copy
+		e.client.Send(wire.Message{Type: wire.Ack})
+		if m, err := e.client.Await(wire.Result, nil); err != nil || m.Size != 4 {
+			t.Errorf("Await = %+v, %v", m, err)
+		}
+		if r := <-e.result; r.Err != nil || r.Bytes != 4 || r.Message.Size != 4 {
+			t.Errorf("Relay = %+v", r)
+		}
+	})
+}
+
+func TestRelayToAContainer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := start(t, Limits{})
+		go func() {
+			io.ReadAll(e.worker.Body(nil))
+			e.worker.Send(wire.Message{Type: wire.Progress, Size: 4})
+			e.worker.Send(wire.Message{Type: wire.Result, Code: wire.AlreadyExists, Text: "exists"})
+		}()
+		e.client.Write([]byte("data"))
+		e.client.Send(end)
+		e.wantFailure(t, wire.AlreadyExists)
+		e.wantErr(t, "exists")
+	})
+}
+
+// TestLimitsOfARelay: the client gets the reason.
+func TestLimitsOfARelay(t *testing.T) {
+	for name, tc := range map[string]struct {
+		limits Limits
+		run    func(e ends)
+		code   wire.Code
+		words  string
+	}{
+		"bytes from the client": {Limits{Bytes: 3}, func(e ends) { e.client.Write([]byte("data")) }, wire.OutOfRange, "more bytes than 3"},
+		"bytes of the worker":   {Limits{Bytes: 3}, func(e ends) { e.worker.Write([]byte("data")) }, wire.OutOfRange, "more bytes than 3"},
+		"a client that stalls, with progress": {Limits{Idle: time.Minute, Total: time.Hour}, func(e ends) {
+			e.client.Write([]byte("data"))
+			go func() {
+				for e.worker.Send(wire.Message{Type: wire.Progress, Size: 4}) == nil {
+					time.Sleep(time.Second)
+				}
+			}()
+		}, wire.DeadlineExceeded, "no data for 1m"},
+		"slow drops": {Limits{Idle: time.Minute, Total: time.Hour}, func(e ends) {
+			go func() {
+				for {
+					if _, err := e.client.Write([]byte("d")); err != nil {
+						return
+					}
+					if r, err := e.worker.Receive(); err != nil || string(r.Data) != "d" {
+						return
+					}
+					time.Sleep(30 * time.Second)
+				}
+			}()
+		}, wire.DeadlineExceeded, "longer than 1h"},
+		"the agent ends": {Limits{}, func(e ends) { e.cancel() }, wire.Aborted, "canceled"},
+		"the worker is killed": {Limits{}, func(e ends) { e.worker.Write([]byte("da")); e.closeWorker() }, wire.Unavailable,
+			"worker has ended"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := start(t, tc.limits)
+				tc.run(e)
+				for { // what came before the end
+					r, err := e.client.Receive()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if r.Message.Type != wire.Result {
+						continue
+					}
+					if r.Message.Code != tc.code || !strings.Contains(r.Message.Text, tc.words) {
+						t.Errorf("the client gets %+v, want %s, %q", r.Message, tc.code, tc.words)
+					}
+					break
+				}
+				e.wantErr(t, tc.words)
+				if _, err := e.worker.Receive(); err == nil {
+					if _, err = e.worker.Receive(); err == nil {
+						t.Error("the worker is still connected")
+					}
+				}
+				time.Sleep(time.Minute) // for the goroutines of run
+			})
+		})
+	}
+}
+
+// TestAClientThatReadsNothing cannot hold its slot: the stream ends, although a write to it hangs.
+func TestAClientThatReadsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := start(t, Limits{Idle: time.Minute})
+		go func() {
+			for {
+				if _, err := e.worker.Write([]byte("data")); err != nil {
+					return
+				}
+			}
+		}()
+		e.wantErr(t, "no data for")
+	})
+}
+
+// TestTheEndOfTheClient ends the worker.
+func TestTheEndOfTheClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := start(t, Limits{})
+		e.client.Write([]byte("data"))
+		e.closeClient()
+		e.wantErr(t, "client has ended")
+		if _, err := io.ReadAll(e.worker.Body(nil)); err == nil {
+			t.Error("the worker is still connected")
+		}
+	})
+}
