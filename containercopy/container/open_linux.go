@@ -159,8 +159,10 @@ func (c *Container) sharesFiles(other int) (bool, error) {
 }
 
 // Ended reports whether the first process has ended. pidfd_open(2).
-func (c *Container) Ended() bool {
-	fds := []unix.PollFd{{Fd: int32(c.pidfd), Events: unix.POLLIN}}
+func (c *Container) Ended() bool { return ended(c.pidfd) }
+
+func ended(pidfd int) bool {
+	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
 	return err == nil && n > 0
 }

@@ -35,6 +35,7 @@ type Worker struct {
 	cmd    *exec.Cmd
 	socket *net.UnixConn
 	buffer []byte
+	pidfd  int           // of the first process of the container
 	ended  chan struct{} // closed when the process has ended
 	stop   chan struct{} // closed by Stop
 	once   sync.Once
@@ -54,6 +55,11 @@ func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 		return nil, err
 	}
 	defer theirs.Close()
+	pidfd, err := unix.FcntlInt(uintptr(c.pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		mine.Close()
+		return nil, os.NewSyscallError("fcntl", err)
+	}
 	cmd := &exec.Cmd{Path: "/" + p.Name, Args: []string{p.Name}, Dir: "/", Env: []string{"GOMAXPROCS=2"}, Stderr: p.Stderr}
 	cmd.ExtraFiles = []*os.File{duplicate(c.root), theirs, duplicate(c.proc)}
 	defer cmd.ExtraFiles[0].Close()
@@ -61,15 +67,16 @@ func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 	cmd.SysProcAttr = c.attributes(p.Root)
 	if err := cmd.Start(); err != nil {
 		mine.Close()
+		unix.Close(pidfd)
 		return nil, fmt.Errorf("start a worker: %w", err)
 	}
-	w := &Worker{cmd: cmd, socket: mine, buffer: make([]byte, wire.MaxMessage), ended: make(chan struct{}),
+	w := &Worker{cmd: cmd, socket: mine, pidfd: pidfd, buffer: make([]byte, wire.MaxMessage), ended: make(chan struct{}),
 		stop: make(chan struct{})}
 	go func() {
 		defer close(w.ended)
 		cmd.Wait()
 	}()
-	go w.watch(c)
+	go w.watch()
 	if err := w.Write(first); err != nil {
 		w.Stop()
 		return nil, fmt.Errorf("start a worker: %w", err)
@@ -128,7 +135,8 @@ func maps(all []IDMap) (m []syscall.SysProcIDMap) {
 }
 
 // watch ends the worker with its container, or after Stop.
-func (w *Worker) watch(c *Container) {
+func (w *Worker) watch() {
+	defer unix.Close(w.pidfd)
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
@@ -137,7 +145,7 @@ func (w *Worker) watch(c *Container) {
 			return
 		case <-w.stop:
 		case <-tick.C:
-			if !c.Ended() {
+			if !ended(w.pidfd) {
 				continue
 			}
 		}

@@ -3,7 +3,6 @@ package container
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,20 +11,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/containercopy/archive"
+	"github.com/causeway-csi/causeway/containercopy/internal/pod"
 	"github.com/causeway-csi/causeway/containercopy/place"
 	"github.com/causeway-csi/causeway/containercopy/wire"
 	"github.com/causeway-csi/causeway/containercopy/worker"
 )
-
-// role is the environment variable that makes this program the first process of a container.
-const role = "CAUSEWAY_TEST_CONTAINER"
 
 // node is this machine. The test may not be permitted to read the namespaces of its first process.
 var node = Node{"/proc", os.Getpid()}
@@ -34,127 +30,22 @@ var node = Node{"/proc", os.Getpid()}
 var program Program
 
 func TestMain(m *testing.M) {
-	if text := os.Getenv(role); text != "" {
-		if err := runContainer([]byte(text)); err != nil {
-			fmt.Fprintln(os.Stderr, "container:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	dir, err := os.MkdirTemp("", "worker")
-	if err == nil {
-		err = os.Chmod(dir, 0o755)
-	}
-	if err == nil {
-		build := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, "worker"), "../cmd/worker")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		var out []byte
-		if out, err = build.CombinedOutput(); err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	program = Program{Root: dir, Name: "worker", Stderr: os.Stderr}
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
-
-// pod describes a container of a test.
-type pod struct {
-	Root     string // a directory, over which the container mounts its root
-	UID      int
-	First    int  // outside ID of root, in a user namespace; 0: the container has none
-	ReadOnly bool // the root
-}
-
-// runContainer is the first process of a container: it makes its root, becomes its user, and waits.
-func runContainer(text []byte) error {
-	var p pod
-	if err := json.Unmarshal(text, &p); err != nil {
-		return err
-	}
-	in := func(name string) string { return filepath.Join(p.Root, name) }
-	err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("none", p.Root, "tmpfs", 0, "size=64m"))
-	for _, dir := range []string{"etc", "home", "tmp", "proc", "var"} {
-		err = errors.Join(err, os.Mkdir(in(dir), 0o755))
-	}
-	err = errors.Join(err, os.WriteFile(in("etc/hostname"), []byte("of the container"), 0o644),
-		os.WriteFile(in("etc/shadow"), []byte("secret of the container"), 0o600), os.Symlink("/tmp", in("var/tmp")),
-		os.Chmod(in("tmp"), 0o777|fs.ModeSticky), os.Chown(in("home"), 1000, 1000),
-		unix.Mount("proc", in("proc"), "proc", 0, ""), unix.Chroot(p.Root), os.Chdir("/"))
-	if p.ReadOnly {
-		err = errors.Join(err, unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
-	}
-	if p.UID != 0 {
-		err = errors.Join(err, syscall.Setgroups(nil), syscall.Setgid(p.UID), syscall.Setuid(p.UID))
-	}
-	if err != nil {
-		return err
-	}
-	fmt.Println("ready")
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
+	pod.Main(func(workers string) int {
+		program = Program{Root: workers, Name: "worker", Stderr: os.Stderr}
+		return m.Run()
+	})
 }
 
 // startContainer starts a container, and opens it. end ends its first process.
-func startContainer(t *testing.T, p pod) (c *Container, end func()) {
+func startContainer(t *testing.T, p pod.Pod) (c *Container, end func()) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
-	p.Root = t.TempDir()
-	if err := os.Chmod(p.Root, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env, cmd.Stderr = []string{role + "=" + string(text), "GORACE=atexit_sleep_ms=0"}, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID}
-	if p.First != 0 {
-		m := []syscall.SysProcIDMap{{ContainerID: 0, HostID: p.First, Size: 65536}}
-		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings, cmd.SysProcAttr.GidMappings, cmd.SysProcAttr.GidMappingsEnableSetgroups = m, m, true
-		cmd.SysProcAttr.Credential = &syscall.Credential{}
-		for dir := p.Root; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-			os.Chmod(dir, 0o755)
-		}
-	}
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := false
-	end = func() {
-		if !ended {
-			ended = true
-			stdin.Close()
-			cmd.Wait()
-		}
-	}
-	t.Cleanup(end)
-	if line, err := io.ReadAll(io.LimitReader(stdout, 6)); string(line) != "ready\n" {
-		t.Fatalf("the container says %q, %v", line, err)
-	}
-	c, err = node.Open(cmd.Process.Pid, ":/")
+	running := pod.Start(t, p)
+	c, err := node.Open(running.PID, ":/")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	return c, end
+	return c, running.End
 }
 
 // start starts a worker until the end of the test.
@@ -268,7 +159,7 @@ func (c *Container) list(t *testing.T, path string) string {
 }
 
 // pods are the containers that differ in the rights of a worker.
-var pods = map[string]pod{"root": {}, "uid 1000": {UID: 1000}, "root of a user namespace": {First: 200000},
+var pods = map[string]pod.Pod{"root": {}, "uid 1000": {UID: 1000}, "root of a user namespace": {First: 200000},
 	"uid 1000 of a user namespace": {UID: 1000, First: 200000}}
 
 // TestCopiesHaveTheRightsOfTheContainer, and no others: neither those of the node's root, nor fewer.
@@ -322,7 +213,7 @@ func codeOf(err error) wire.Code {
 
 // TestTheNodeIsOutOfReach of a copy from a container, by every path.
 func TestTheNodeIsOutOfReach(t *testing.T) {
-	c, _ := startContainer(t, pod{})
+	c, _ := startContainer(t, pod.Pod{})
 	for path, want := range map[string]wire.Code{
 		"/proc/1/root/etc/shadow": wire.PermissionDenied, "/proc/self/root": wire.NotFound, // it is in no PID namespace of the container
 		"/proc/1/environ": wire.FailedPrecondition, "/proc": wire.FailedPrecondition, "/../../../usr": wire.NotFound,
@@ -340,7 +231,7 @@ func TestTheNodeIsOutOfReach(t *testing.T) {
 
 // TestNothingAppearsAfterAnError, whatever is wrong.
 func TestNothingAppearsAfterAnError(t *testing.T) {
-	c, _ := startContainer(t, pod{})
+	c, _ := startContainer(t, pod.Pod{})
 	if _, err := copyTo(t, c, worker.Spec{Path: "/tmp/old"}, tarOf(t, "s", "old", false)); err != nil {
 		t.Fatal(err)
 	}
@@ -386,7 +277,7 @@ func TestNothingAppearsAfterAnError(t *testing.T) {
 
 // TestAReadOnlyRoot: the error says so.
 func TestAReadOnlyRoot(t *testing.T) {
-	c, _ := startContainer(t, pod{ReadOnly: true})
+	c, _ := startContainer(t, pod.Pod{ReadOnly: true})
 	if m, err := copyTo(t, c, worker.Spec{Path: "/tmp/new"}, tarOf(t, "s", "x", false)); codeOf(err) != wire.FailedPrecondition {
 		t.Errorf("got %+v, %v, want FAILED_PRECONDITION", m, err)
 	}
@@ -411,7 +302,7 @@ func stalled(t *testing.T, c *Container) *Worker {
 
 // TestTheEndOfAClient removes the unfinished copy.
 func TestTheEndOfAClient(t *testing.T) {
-	c, _ := startContainer(t, pod{})
+	c, _ := startContainer(t, pod.Pod{})
 	w := stalled(t, c)
 	if !w.Stop() {
 		t.Error("the worker does not end")
@@ -426,7 +317,7 @@ func TestTheEndOfAClient(t *testing.T) {
 
 // TestTheEndOfAContainer ends the worker, so that no descriptor keeps a volume in use.
 func TestTheEndOfAContainer(t *testing.T) {
-	c, end := startContainer(t, pod{})
+	c, end := startContainer(t, pod.Pod{})
 	w := stalled(t, c)
 	if c.Ended() {
 		t.Fatal("Ended before the end")
@@ -507,7 +398,7 @@ func TestProcessesThatAreNoContainer(t *testing.T) {
 	if c, err := node.Open(ended.Process.Pid, ":/"); !errors.Is(err, ErrGone) {
 		t.Errorf("a process that has ended: %v, %v", c, err)
 	}
-	c, _ := startContainer(t, pod{})
+	c, _ := startContainer(t, pod.Pod{})
 	if other, err := node.Open(c.firstPID(t), "another container"); !errors.Is(err, ErrNotContained) {
 		t.Errorf("another control group: %v, %v", other, err)
 	}

@@ -41,6 +41,8 @@ type Type string
 // Types of Control messages.
 const (
 	Progress Type = "progress" // Size is the number of bytes so far
+	Sum      Type = "sum"      // Size, Entries and CRC32C of the stream that Start begins
+	Start    Type = "start"    // begins a stream whose Sum was sent
 	End      Type = "end"      // Size, Entries, CRC32C and perhaps SHA256 are those of the whole stream
 	Ack      Type = "ack"      // the client has the copy at its place
 	Result   Type = "result"   // the copy has ended: with success if Code is empty
@@ -65,11 +67,14 @@ type Note struct {
 }
 
 // EndOf returns the End message of a stream.
-func EndOf(s archive.Sum, n archive.Counts) Message {
-	return Message{Type: End, Size: s.Size, Entries: n.Entries, CRC32C: s.CRC32C, SHA256: hex.EncodeToString(s.SHA256)}
+func EndOf(s archive.Sum, n archive.Counts) Message { return SumOf(End, s, n) }
+
+// SumOf returns a message with the sum of a stream, of the type End or Sum.
+func SumOf(t Type, s archive.Sum, n archive.Counts) Message {
+	return Message{Type: t, Size: s.Size, Entries: n.Entries, CRC32C: s.CRC32C, SHA256: hex.EncodeToString(s.SHA256)}
 }
 
-// Sum returns the sum of an End message. Errors: ErrProtocol.
+// Sum returns the sum of an End or Sum message. Errors: ErrProtocol.
 func (m Message) Sum() (archive.Sum, error) {
 	s := archive.Sum{Size: m.Size, CRC32C: m.CRC32C}
 	if m.SHA256 == "" {
@@ -96,6 +101,7 @@ const (
 	Aborted            Code = "ABORTED"
 	OutOfRange         Code = "OUT_OF_RANGE" // more than a limit
 	DataLoss           Code = "DATA_LOSS"
+	Unimplemented      Code = "UNIMPLEMENTED"
 	DeadlineExceeded   Code = "DEADLINE_EXCEEDED"
 	Unavailable        Code = "UNAVAILABLE"
 	Internal           Code = "INTERNAL"

@@ -27,6 +27,10 @@ type Spec struct {
 	Limits archive.Limits
 	SHA256 bool `json:"sha256,omitempty"` // also compute a SHA-256 of the stream
 
+	// Precompute: a copy from the container reads everything once for its Sum message, and again for
+	// the stream after a Start message. A stream with another sum is an error.
+	Precompute bool `json:"precompute,omitempty"`
+
 	// Of a copy to the container.
 	Contents  bool            `json:"contents,omitempty"` // see place.Source
 	Overwrite place.Overwrite `json:"overwrite,omitempty"`

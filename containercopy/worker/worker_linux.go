@@ -96,41 +96,88 @@ func base(p string) string {
 
 // from sends a file or a directory of the container.
 func (w *worker) from() (wire.Message, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	answers := make(chan answer, 2)
+	go func() { // also ends a copy whose client is gone
+		defer cancel()
+		for _, t := range w.answers() {
+			m, err := w.stream.Await(t, nil)
+			answers <- answer{m, err}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	var first *archive.Sum
+	if w.spec.Precompute {
+		sum, n, err := w.pack(ctx, io.Discard, nil)
+		if err == nil {
+			err = w.stream.Send(wire.SumOf(wire.Sum, sum, n))
+		}
+		if err == nil {
+			err = (<-answers).err
+		}
+		if err != nil {
+			return wire.Message{}, reason(answers, err)
+		}
+		first = &sum
+	}
+	sum, n, err := w.pack(ctx, w.stream, w.warn)
+	if err == nil && first != nil && sum.Check(*first) != nil {
+		err = fmt.Errorf("%w: the content was another one when its checksum was computed", archive.ErrChanged)
+	}
+	if err == nil {
+		err = w.stream.Send(wire.EndOf(sum, n))
+	}
+	if err == nil {
+		err = (<-answers).err
+	}
+	if err != nil {
+		return wire.Message{}, reason(answers, err)
+	}
+	return wire.Message{Type: wire.Result, Size: sum.Size, Entries: n.Entries, Path: w.spec.Path}, nil
+}
+
+// answer is a message of the client, or the end of the connection.
+type answer struct {
+	message wire.Message
+	err     error
+}
+
+// answers are the types of messages that the client sends.
+func (w *worker) answers() []wire.Type {
+	if w.spec.Precompute {
+		return []wire.Type{wire.Start, wire.Ack}
+	}
+	return []wire.Type{wire.Ack}
+}
+
+// reason adds the end of the connection to an error that follows from it.
+func reason(answers <-chan answer, err error) error {
+	select {
+	case a := <-answers:
+		return errors.Join(a.err, err)
+	default:
+		return err
+	}
+}
+
+// pack writes the stream of the source.
+func (w *worker) pack(ctx context.Context, to io.Writer, skip archive.Skip) (archive.Sum, archive.Counts, error) {
 	fd, err := archive.Resolve(w.root, w.spec.Path)
 	if err != nil {
-		return wire.Message{}, err
+		return archive.Sum{}, archive.Counts{}, err
 	}
 	e, err := archive.FromDescriptor(fd, w.self)
 	if err != nil {
-		return wire.Message{}, err
+		return archive.Sum{}, archive.Counts{}, err
 	}
 	defer e.Close()
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	answers := make(chan error, 1)
-	go func() { // also ends a copy whose client is gone
-		_, err := w.stream.Await(wire.Ack, nil)
-		answers <- err
-		cancel()
-	}()
 	digest := archive.NewDigest(w.spec.SHA256)
-	n, err := archive.Pack(ctx, io.MultiWriter(w.stream, digest), base(w.spec.Path), e, archive.PackOptions{
-		Limits: w.spec.Limits, Skip: w.warn})
-	if err == nil {
-		err = w.stream.Send(wire.EndOf(digest.Sum(), n))
-	}
-	if err != nil {
-		select {
-		case answer := <-answers: // the reason
-			return wire.Message{}, errors.Join(answer, err)
-		default:
-			return wire.Message{}, err
-		}
-	}
-	if err := <-answers; err != nil {
-		return wire.Message{}, err
-	}
-	return wire.Message{Type: wire.Result, Size: digest.Sum().Size, Entries: n.Entries, Path: w.spec.Path}, nil
+	n, err := archive.Pack(ctx, io.MultiWriter(to, digest), base(w.spec.Path), e,
+		archive.PackOptions{Limits: w.spec.Limits, Skip: skip})
+	return digest.Sum(), n, err
 }
 
 // warn reports an entry that is not copied. An error shows with the next message.
