@@ -25,8 +25,6 @@ import (
 	"github.com/gorilla/websocket"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -85,7 +83,7 @@ type world struct {
 	pod     pod.Running
 	server  *httptest.Server
 	caller  tls.Certificate
-	ctx     context.Context // of a call with the certificate
+	peer    string // the fingerprint of it
 	reports chan Report
 	log     *bytes.Buffer
 }
@@ -101,7 +99,8 @@ func newWorld(t *testing.T, change ...func(c *Config)) *world {
 		URL: "https://" + w.server.Listener.Addr().String(), Total: time.Hour, Idle: time.Hour,
 		Starter: Native{container.Node{Proc: "/proc", Init: os.Getpid()},
 			container.Program{Root: workers, Name: "worker", Stderr: os.Stderr}},
-		Log: slog.New(slog.NewTextHandler(w.log, nil)), Finished: func(r Report) { w.reports <- r },
+		Peer: func(context.Context) string { return w.peer },
+		Log:  slog.New(slog.NewTextHandler(w.log, nil)), Finished: func(r Report) { w.reports <- r },
 	}
 	for _, f := range change {
 		f(&c)
@@ -134,9 +133,7 @@ func newWorld(t *testing.T, change ...func(c *Config)) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.caller = tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-	w.ctx = peer.NewContext(t.Context(), &peer.Peer{AuthInfo: credentials.TLSInfo{
-		State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}}}})
+	w.caller, w.peer = tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, stream.Fingerprint(leaf)
 	return w
 }
 
@@ -163,7 +160,7 @@ func (w *world) from(path string, change ...func(r *v1alpha1.CopyFromContainerRe
 	for _, f := range change {
 		f(req)
 	}
-	return w.CopyFromContainer(w.ctx, req)
+	return w.CopyFromContainer(w.Context(), req)
 }
 
 func (w *world) to(path string, change ...func(r *v1alpha1.CopyToContainerRequest)) (*v1alpha1.CopyToContainerResponse, error) {
@@ -171,7 +168,7 @@ func (w *world) to(path string, change ...func(r *v1alpha1.CopyToContainerReques
 	for _, f := range change {
 		f(req)
 	}
-	return w.CopyToContainer(w.ctx, req)
+	return w.CopyToContainer(w.Context(), req)
 }
 
 // must fails the test after an error of a call.
@@ -301,13 +298,13 @@ func TestTheThirdCopy(t *testing.T) {
 	second := must[*v1alpha1.CopyToContainerResponse](w)(w.to("/tmp/x"))
 	_, err := w.from("/etc/hostname")
 	w.wantCode(err, codes.ResourceExhausted, "too many copies in pod ns/p (2), try again later")
-	list := must[*v1alpha1.ListCopiesResponse](w)(w.ListCopies(w.ctx, nil))
+	list := must[*v1alpha1.ListCopiesResponse](w)(w.ListCopies(w.Context(), nil))
 	if len(list.Copies) != 2 || list.Copies[0].CopyId != first.CopyId || !list.Copies[0].From || list.Copies[0].Begun ||
 		list.Copies[1].CopyId != second.CopyId || list.Copies[1].Path != "/tmp/x" {
 		t.Errorf("ListCopies = %v", list)
 	}
 	for range 2 {
-		must[*v1alpha1.CancelCopyResponse](w)(w.CancelCopy(w.ctx, &v1alpha1.CancelCopyRequest{CopyId: second.CopyId}))
+		must[*v1alpha1.CancelCopyResponse](w)(w.CancelCopy(w.Context(), &v1alpha1.CancelCopyRequest{CopyId: second.CopyId}))
 	}
 	if r := <-w.reports; !errors.Is(r.Err, context.Canceled) {
 		t.Errorf("the report: %+v", r)
@@ -350,7 +347,7 @@ func TestTheEndOfACopyInTheMiddle(t *testing.T) {
 		code   wire.Code
 	}{
 		"canceled": {end: func(w *world, _ *wire.Stream, id string) {
-			w.CancelCopy(w.ctx, &v1alpha1.CancelCopyRequest{CopyId: id})
+			w.CancelCopy(w.Context(), &v1alpha1.CancelCopyRequest{CopyId: id})
 		}, code: wire.Aborted},
 		"the agent ends": {end: func(w *world, _ *wire.Stream, _ string) { w.Agent.Close() }, code: wire.Aborted},
 		"over the limit": {change: func(c *Config) { c.Archive.Bytes = 1<<20 + 10 },
@@ -457,7 +454,7 @@ func TestInvalidCalls(t *testing.T) {
 			w.wantCode(err, tc.want, "")
 		})
 	}
-	_, err := w.CancelCopy(w.ctx, &v1alpha1.CancelCopyRequest{})
+	_, err := w.CancelCopy(w.Context(), &v1alpha1.CancelCopyRequest{})
 	w.wantCode(err, codes.InvalidArgument, "ID")
 	if got := w.slots.State(); got.Copies != 0 {
 		t.Errorf("slots: %+v", got)

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
@@ -138,12 +137,17 @@ func statusOf(err error) error {
 			}
 		}
 	}
+	return status.Error(codeOf(err), err.Error())
+}
+
+// codeOf returns the code of the class of an error that has no Failure.
+func codeOf(err error) codes.Code {
 	for _, s := range statuses {
 		if errors.Is(err, s.err) {
-			return status.Error(s.code, err.Error())
+			return s.code
 		}
 	}
-	return status.Error(codes.Internal, fmt.Sprint(err))
+	return codes.Internal
 }
 
 // names are the codes of a Result by those of gRPC.

@@ -17,8 +17,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -41,6 +39,7 @@ type Config struct {
 	Archive  archive.Limits // of a copy; Bytes is ContainerCopySizeLimit
 	Idle     time.Duration  // see stream.Limits
 	Total    time.Duration
+	Peer     func(context.Context) string // identifies the caller of a call, as stream.Peer does for its stream
 	Log      *slog.Logger
 	Finished func(Report) // for metrics
 }
@@ -229,25 +228,12 @@ func (a *Agent) begin(ctx context.Context, container string, pod *v1alpha1.Pod, 
 
 // issue returns the URL of a copy, for the caller of this call.
 func (a *Agent) issue(ctx context.Context, t *transfer) (string, *timestamppb.Timestamp, error) {
-	token, expires, err := a.tickets.Issue(callerOf(ctx), t)
+	token, expires, err := a.tickets.Issue(a.config.Peer(ctx), t)
 	if err != nil {
 		a.drop(t, err)
 		return "", nil, statusOf(err)
 	}
 	return a.config.URL + stream.Path + token, timestamppb.New(expires), nil
-}
-
-// callerOf identifies the caller of a call by its certificate.
-func callerOf(ctx context.Context) string {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return ""
-	}
-	tls, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok {
-		return ""
-	}
-	return stream.Peer(&tls.State)
 }
 
 // ListCopies returns all copies that have a slot.

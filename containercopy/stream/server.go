@@ -3,6 +3,7 @@ package stream
 import (
 	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"net/http"
 	"slices"
@@ -21,7 +22,12 @@ func Peer(state *tls.ConnectionState) string {
 	if state == nil || len(state.PeerCertificates) == 0 {
 		return ""
 	}
-	sum := sha256.Sum256(state.PeerCertificates[0].Raw)
+	return Fingerprint(state.PeerCertificates[0])
+}
+
+// Fingerprint identifies a certificate.
+func Fingerprint(c *x509.Certificate) string {
+	sum := sha256.Sum256(c.Raw)
 	return hex.EncodeToString(sum[:])
 }
 

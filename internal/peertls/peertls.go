@@ -9,6 +9,7 @@ package peertls
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
@@ -134,6 +135,27 @@ func Names(info credentials.AuthInfo) []string {
 		return nil
 	}
 	return slices.Clone(ours.State.PeerCertificates[0].DNSNames)
+}
+
+// Certificate returns the certificate of the peer on a connection, or nil where Names returns nil.
+func Certificate(info credentials.AuthInfo) *x509.Certificate {
+	ours, ok := info.(authInfo)
+	if !ok || len(ours.State.PeerCertificates) == 0 {
+		return nil
+	}
+	return ours.State.PeerCertificates[0]
+}
+
+// ServerConfig returns the requirements of Server for connections of another protocol than gRPC, by
+// its name in ALPN, such as http/1.1. Rejected handshakes are not reported.
+func (id *Identity) ServerConfig(client, protocol string) *tls.Config {
+	c := base()
+	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		demanded := (&server{id: id, client: client}).demand(id.current())
+		demanded.NextProtos = []string{protocol}
+		return demanded, nil
+	}
+	return c
 }
 
 // authInfo is the AuthInfo of a connection of this package. No other package has the type.

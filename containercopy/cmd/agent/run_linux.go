@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/causeway-csi/causeway/containercopy/agent"
+	"github.com/causeway-csi/causeway/containercopy/api/v1alpha1"
+	"github.com/causeway-csi/causeway/containercopy/container"
+	"github.com/causeway-csi/causeway/containercopy/cri"
+	"github.com/causeway-csi/causeway/containercopy/quota"
+	"github.com/causeway-csi/causeway/containercopy/stream"
+	"github.com/causeway-csi/causeway/internal/peertls"
+)
+
+// node is the node of the agent: its pod has the PID namespace of the node.
+var node = container.Node{Proc: "/proc", Init: 1}
+
+const (
+	handshakeLimit = 10 * time.Second // of a connection, before its first request
+	endLimit       = 5 * time.Second  // of calls and streams when the agent ends
+)
+
+// run runs an agent until ctx ends, and returns its exit code: 2 for an invalid command line.
+func run(ctx context.Context, args []string, log io.Writer) int {
+	f, err := parse(args, log)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		fmt.Fprintln(log, "agent:", err)
+		return 2
+	}
+	if err := serve(ctx, f, slog.New(slog.NewTextHandler(log, nil))); err != nil {
+		fmt.Fprintln(log, "agent:", err)
+		return 1
+	}
+	return 0
+}
+
+// serve serves the calls and streams until ctx ends.
+func serve(ctx context.Context, f flags, log *slog.Logger) error {
+	identity, err := peertls.Open(f.tlsDir, func(err error) { log.Warn("certificates", "error", err) })
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("unix://"+f.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"))
+	if err != nil {
+		return fmt.Errorf("the container runtime at %s: %w", f.endpoint, err)
+	}
+	defer conn.Close()
+	registry := prometheus.NewRegistry()
+	slots := quota.New(f.perPod, f.perNode)
+	metrics := agent.NewMetrics(registry, slots)
+	a := agent.New(agent.Config{
+		Runtime: cri.NewFinder(runtime.NewRuntimeServiceClient(conn), strings.Split(f.native, ",")),
+		Starter: agent.Native{Node: node, Program: container.Program{Root: f.workers, Name: "worker", Stderr: os.Stderr}},
+		Slots:   slots, URL: "https://" + f.streamAddress, Archive: f.limits, Idle: f.idle, Total: f.total, Log: log,
+		Peer: peerOf, Finished: metrics.Finished,
+	})
+	defer a.Close()
+	return listen(ctx, f, a, identity, registry)
+}
+
+// peerOf identifies the caller of a call by its certificate. Without one its stream is refused.
+func peerOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	c := peertls.Certificate(p.AuthInfo)
+	if c == nil {
+		return ""
+	}
+	return stream.Fingerprint(c)
+}
+
+// listen serves an agent on its addresses.
+func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Identity, registry *prometheus.Registry) error {
+	calls := grpc.NewServer(grpc.Creds(identity.Server(f.client)), grpc.ConnectionTimeout(handshakeLimit))
+	v1alpha1.RegisterContainerCopyServer(calls, a)
+	streams := &http.Server{Handler: a.Handler(), ReadHeaderTimeout: handshakeLimit}
+	observed := &http.Server{Handler: metricsHandler(registry), ReadHeaderTimeout: handshakeLimit}
+	ended := make(chan error, 3)
+	for _, s := range []struct {
+		address string
+		serve   func(l net.Listener) error
+		stop    func()
+	}{
+		{f.listen, func(l net.Listener) error { return calls.Serve(peertls.Limit(l)) }, calls.Stop},
+		{f.streamListen, func(l net.Listener) error {
+			return streams.Serve(tls.NewListener(l, identity.ServerConfig(f.client, "http/1.1")))
+		}, func() { streams.Close() }},
+		{f.metrics, observed.Serve, func() { observed.Close() }},
+	} {
+		if s.address == "" {
+			continue
+		}
+		l, err := net.Listen("tcp", s.address)
+		if err != nil {
+			return err
+		}
+		go func() { ended <- s.serve(l) }()
+		defer s.stop()
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	a.Close() // the clients get the reason
+	limited, cancel := context.WithTimeout(context.Background(), endLimit)
+	defer cancel()
+	streams.Shutdown(limited)
+	return nil
+}
+
+func metricsHandler(registry *prometheus.Registry) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
+	return mux
+}
