@@ -147,6 +147,9 @@ func (w *world) open(url string) *wire.Stream {
 		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{w.caller}}}
 	conn, resp, err := d.Dial(strings.Replace(url, "https", "wss", 1), nil)
 	if err != nil {
+		if resp != nil {
+			resp.Body.Close()
+		}
 		w.Fatalf("%v, %v", resp, err)
 	}
 	s := stream.NewSocket(conn)

@@ -33,7 +33,7 @@ func (a *Agent) serve(t *transfer, client *stream.Socket) {
 		wire.NewStream(client).Send(wire.Message{Type: wire.Result, Code: wire.Aborted, Text: errCanceled.Error()})
 		return
 	}
-	err := error(nil)
+	var err error
 	if w == nil {
 		w, err = a.start(t.ctx, t)
 	} else {

@@ -136,8 +136,9 @@ func (a *Agent) drop(t *transfer, err error) {
 // CopyToContainer takes a slot, and returns the URL of the stream.
 func (a *Agent) CopyToContainer(ctx context.Context, req *v1alpha1.CopyToContainerRequest) (
 	*v1alpha1.CopyToContainerResponse, error) {
-	spec := worker.Spec{Path: req.GetPath(), Contents: req.GetContents(), Overwrite: place.Overwrite(req.GetOverwrite()),
-		Mode: req.GetPreserveMode(), Times: req.GetPreserveTimes(), Owner: req.GetPreserveOwner()}
+	spec := worker.Spec{Path: req.GetPath(), Contents: req.GetContents(),
+		Overwrite: place.Overwrite(req.GetOverwrite()), Mode: req.GetPreserveMode(),
+		Times: req.GetPreserveTimes(), Owner: req.GetPreserveOwner()}
 	if spec.Overwrite < place.Never || spec.Overwrite > place.Tree {
 		return nil, status.Errorf(codes.InvalidArgument, "invalid overwrite %d", req.GetOverwrite())
 	}
@@ -201,9 +202,11 @@ func (a *Agent) begin(ctx context.Context, container string, pod *v1alpha1.Pod, 
 	of := cri.Pod{Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUid()}
 	switch {
 	case container == "" || of.Namespace == "" || of.Name == "" || of.UID == "":
-		return nil, status.Error(codes.InvalidArgument, "a copy needs a container ID, and the namespace, name and UID of its pod")
+		return nil, status.Error(codes.InvalidArgument, "a copy needs a container ID, and the namespace, name and "+
+			"UID of its pod")
 	case !strings.HasPrefix(spec.Path, "/") || strings.Contains(spec.Path, "\x00"):
-		return nil, status.Errorf(codes.InvalidArgument, "invalid path %.128q: must be absolute, without NUL", spec.Path)
+		return nil, status.Errorf(codes.InvalidArgument, "invalid path %.128q: must be absolute, without NUL",
+			spec.Path)
 	case len(spec.Path) > a.config.Archive.Path:
 		return nil, status.Errorf(codes.InvalidArgument, "the path has %d bytes: the limit is %d", len(spec.Path),
 			a.config.Archive.Path)

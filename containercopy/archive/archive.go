@@ -77,8 +77,8 @@ type Entry interface {
 	Link() (string, error)
 	// Open opens a regular file. Errors: ErrChanged if the entry is another file now.
 	Open() (io.ReadCloser, error)
-	// Names returns up to max names of a directory, in any order, and a name more if there is one.
-	Names(max int) ([]string, error)
+	// Names returns up to limit names of a directory, in any order, and a name more if there is one.
+	Names(limit int) ([]string, error)
 	// Child opens an entry of a directory. Errors: fs.ErrNotExist, ErrKernelFilesystem.
 	Child(name string) (Entry, error)
 	Close() error

@@ -60,7 +60,8 @@ func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 		mine.Close()
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	cmd := &exec.Cmd{Path: "/" + p.Name, Args: []string{p.Name}, Dir: "/", Env: []string{"GOMAXPROCS=2"}, Stderr: p.Stderr}
+	cmd := &exec.Cmd{Path: "/" + p.Name, Args: []string{p.Name}, Dir: "/", Env: []string{"GOMAXPROCS=2"},
+		Stderr: p.Stderr}
 	cmd.ExtraFiles = []*os.File{duplicate(c.root), theirs, duplicate(c.proc)}
 	defer cmd.ExtraFiles[0].Close()
 	defer cmd.ExtraFiles[2].Close()
@@ -70,8 +71,8 @@ func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 		unix.Close(pidfd)
 		return nil, fmt.Errorf("start a worker: %w", err)
 	}
-	w := &Worker{cmd: cmd, socket: mine, pidfd: pidfd, buffer: make([]byte, wire.MaxMessage), ended: make(chan struct{}),
-		stop: make(chan struct{})}
+	w := &Worker{cmd: cmd, socket: mine, pidfd: pidfd, buffer: make([]byte, wire.MaxMessage),
+		ended: make(chan struct{}), stop: make(chan struct{})}
 	go func() {
 		defer close(w.ended)
 		cmd.Wait()

@@ -229,7 +229,7 @@ func TestTheNodeIsOutOfReach(t *testing.T) {
 	}
 }
 
-// TestNothingAppearsAfterAnError, whatever is wrong.
+// TestNothingAppearsAfterAnError of any kind.
 func TestNothingAppearsAfterAnError(t *testing.T) {
 	c, _ := startContainer(t, pod.Pod{})
 	if _, err := copyTo(t, c, worker.Spec{Path: "/tmp/old"}, tarOf(t, "s", "old", false)); err != nil {
@@ -275,7 +275,7 @@ func TestNothingAppearsAfterAnError(t *testing.T) {
 	}
 }
 
-// TestAReadOnlyRoot: the error says so.
+// TestAReadOnlyRoot has an error of its own.
 func TestAReadOnlyRoot(t *testing.T) {
 	c, _ := startContainer(t, pod.Pod{ReadOnly: true})
 	if m, err := copyTo(t, c, worker.Spec{Path: "/tmp/new"}, tarOf(t, "s", "x", false)); codeOf(err) != wire.FailedPrecondition {

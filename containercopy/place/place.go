@@ -26,7 +26,7 @@ var (
 	ErrMounted = errors.New("a mount point, or a directory of an image, cannot be replaced")
 )
 
-// Overwrite says which existing files a copy may replace.
+// Overwrite is the kind of existing files that a copy may replace.
 type Overwrite int
 
 // Values of Overwrite. A directory is never replaced by a file, nor a file by a directory.

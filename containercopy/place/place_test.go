@@ -133,7 +133,7 @@ func TestTheTable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := newRoot(t)
 			grow(t, root, tc.before...)
-			merged, err := false, error(nil)
+			merged := false
 			d, err := find(root, tc.to, tc.source)
 			if err == nil {
 				merged, err = run(t, d, tc.source, tc.overwrite)

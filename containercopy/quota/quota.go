@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Retry is the time after which a rejected caller should try again.
+// Retry is the time after which a rejected caller should retry.
 const Retry = 5 * time.Second
 
 // Reason is the limit for which a copy was rejected.

@@ -182,7 +182,7 @@ func TestLimitsOfARelay(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e := start(t, tc.limits)
 				tc.run(e)
-				for { // what came before the end
+				for { // messages before the end
 					r, err := e.client.Receive()
 					if err != nil {
 						t.Fatal(err)

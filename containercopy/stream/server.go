@@ -46,7 +46,8 @@ func Handler[T any](tickets *Tickets[T], serve func(r *http.Request, value T, cl
 		}
 		if !websocket.IsWebSocketUpgrade(r) || !slices.Contains(websocket.Subprotocols(r), wire.Subprotocol) {
 			w.Header().Set("Upgrade", "websocket")
-			http.Error(w, "a copy is a WebSocket connection of the subprotocol "+wire.Subprotocol, http.StatusUpgradeRequired)
+			http.Error(w, "a copy is a WebSocket connection of the subprotocol "+wire.Subprotocol,
+				http.StatusUpgradeRequired)
 			return
 		}
 		value, err := tickets.Use(r.PathValue("token"), peer)

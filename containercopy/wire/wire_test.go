@@ -115,7 +115,7 @@ func TestAFailureEndsAStream(t *testing.T) {
 	}
 }
 
-// TestWithoutAResult: a connection that ends early is an error, whatever has arrived.
+// TestWithoutAResult: a connection that ends early is an error, also after all bytes.
 func TestWithoutAResult(t *testing.T) {
 	cut := errors.New("connection reset")
 	for _, end := range []error{nil, cut} {

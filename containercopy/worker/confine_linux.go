@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// permittedCapabilities are those that a copy can use. The worker keeps the ones of them that the
-// first process of its container has.
+// permittedCapabilities are those that a copy can use. The worker keeps those that the first
+// process of its container has, too.
 const permittedCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH |
 	1<<unix.CAP_FOWNER
 

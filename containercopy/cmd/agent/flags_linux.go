@@ -31,19 +31,25 @@ func parse(args []string, out io.Writer) (flags, error) {
 	var f flags
 	set := flag.NewFlagSet("agent", flag.ContinueOnError)
 	set.SetOutput(out)
-	set.StringVar(&f.endpoint, "cri-endpoint", "/run/containerd/containerd.sock", "`Path` of the socket of the container runtime.")
+	set.StringVar(&f.endpoint, "cri-endpoint", "/run/containerd/containerd.sock",
+		"`Path` of the socket of the container runtime.")
 	set.StringVar(&f.listen, "listen", ":9840", "`Address` of the calls.")
 	set.StringVar(&f.streamListen, "stream-listen", ":9841", "`Address` of the streams.")
-	set.StringVar(&f.streamAddress, "stream-address", "", "`Address` of the streams for callers, such as the IP of the pod and a port. Required.")
-	set.StringVar(&f.metrics, "metrics-address", "127.0.0.1:9842", "`Address` of /metrics and /healthz. Empty: none.")
+	set.StringVar(&f.streamAddress, "stream-address", "",
+		"`Address` of the streams for callers, such as the IP of the pod and a port. Required.")
+	set.StringVar(&f.metrics, "metrics-address", "127.0.0.1:9842",
+		"`Address` of /metrics and /healthz. Empty: none.")
 	set.StringVar(&f.tlsDir, "tls-dir", "/etc/causeway/tls", "`Directory` with ca.crt, tls.crt and tls.key.")
 	set.StringVar(&f.client, "client-name", "causeway-copy", "DNS `name` in the certificate of the only client.")
 	set.StringVar(&f.workers, "worker-dir", "/worker", "`Directory` that has the program worker and nothing else.")
-	set.StringVar(&f.native, "native-runtimes", "io.containerd.runc.v2", "`Types` of runtimes whose containers are processes of the node, separated by commas.")
-	set.StringVar(&f.sizeLimit, "container-copy-size-limit", "1Gi", "Largest `size` of a copy: of the stream, and of all files. 0: none.")
+	set.StringVar(&f.native, "native-runtimes", "io.containerd.runc.v2",
+		"`Types` of runtimes whose containers are processes of the node, separated by commas.")
+	set.StringVar(&f.sizeLimit, "container-copy-size-limit", "1Gi",
+		"Largest `size` of a copy: of the stream, and of all files. 0: none.")
 	set.IntVar(&f.perPod, "container-copies-per-pod", 2, "Most copies of a pod at a time. 0: no limit.")
 	set.IntVar(&f.perNode, "max-copies", 16, "Most copies of the node at a time. 0: no limit.")
-	set.IntVar(&f.entries, "max-entries", archive.DefaultLimits().Entries, "Most files, directories and links of a copy.")
+	set.IntVar(&f.entries, "max-entries", archive.DefaultLimits().Entries,
+		"Most files, directories and links of a copy.")
 	set.DurationVar(&f.idle, "idle-timeout", time.Minute, "Longest `time` without data of a stream. 0: no limit.")
 	set.DurationVar(&f.total, "max-duration", time.Hour, "Longest `time` of a copy.")
 	if err := set.Parse(args); err != nil {

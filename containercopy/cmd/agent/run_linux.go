@@ -72,8 +72,9 @@ func serve(ctx context.Context, f flags, log *slog.Logger) error {
 	metrics := agent.NewMetrics(registry, slots)
 	a := agent.New(agent.Config{
 		Runtime: cri.NewFinder(runtime.NewRuntimeServiceClient(conn), strings.Split(f.native, ",")),
-		Starter: agent.Native{Node: node, Program: container.Program{Root: f.workers, Name: "worker", Stderr: os.Stderr}},
-		Slots:   slots, URL: "https://" + f.streamAddress, Archive: f.limits, Idle: f.idle, Total: f.total, Log: log,
+		Starter: agent.Native{Node: node,
+			Program: container.Program{Root: f.workers, Name: "worker", Stderr: os.Stderr}},
+		Slots: slots, URL: "https://" + f.streamAddress, Archive: f.limits, Idle: f.idle, Total: f.total, Log: log,
 		Peer: peerOf, Finished: metrics.Finished,
 	})
 	defer a.Close()
@@ -94,7 +95,8 @@ func peerOf(ctx context.Context) string {
 }
 
 // listen serves an agent on its addresses.
-func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Identity, registry *prometheus.Registry) error {
+func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Identity,
+	registry *prometheus.Registry) error {
 	calls := grpc.NewServer(grpc.Creds(identity.Server(f.client)), grpc.ConnectionTimeout(handshakeLimit))
 	v1alpha1.RegisterContainerCopyServer(calls, a)
 	streams := &http.Server{Handler: a.Handler(), ReadHeaderTimeout: handshakeLimit}

@@ -195,6 +195,7 @@ func dial(t *testing.T, url, dir string) (*websocket.Conn, error) {
 	if err == nil {
 		t.Cleanup(func() { conn.Close() })
 	} else if resp != nil {
+		resp.Body.Close()
 		err = fmt.Errorf("%w: %s", err, resp.Status)
 	}
 	return conn, err
