@@ -120,6 +120,9 @@ func (d *Digest) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// Size returns the number of bytes so far.
+func (d *Digest) Size() int64 { return d.size }
+
 // Sum returns the Sum of all bytes so far.
 func (d *Digest) Sum() Sum {
 	s := Sum{Size: d.size, CRC32C: d.crc}

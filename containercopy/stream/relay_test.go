@@ -1,66 +1,18 @@
 package stream
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/causeway-csi/causeway/containercopy/archive"
+	"github.com/causeway-csi/causeway/containercopy/internal/pipe"
 	"github.com/causeway-csi/causeway/containercopy/wire"
 )
-
-// pipe is a connection in memory: an end of a pair.
-type pipe struct {
-	in, out     chan []byte
-	closed, far chan struct{}
-	once        *sync.Once
-}
-
-// newPipe returns the two ends of a connection, which holds one message in each direction.
-func newPipe() (a, b pipe) {
-	x, y, closedA, closedB := make(chan []byte, 1), make(chan []byte, 1), make(chan struct{}), make(chan struct{})
-	return pipe{x, y, closedA, closedB, new(sync.Once)}, pipe{y, x, closedB, closedA, new(sync.Once)}
-}
-
-func (p pipe) Close() { p.once.Do(func() { close(p.closed) }) }
-
-func (p pipe) Read() ([]byte, error) {
-	select {
-	case m := <-p.in:
-		return m, nil
-	default:
-	}
-	select {
-	case m := <-p.in:
-		return m, nil
-	case <-p.closed:
-		return nil, io.ErrClosedPipe
-	case <-p.far:
-		select {
-		case m := <-p.in:
-			return m, nil
-		default:
-			return nil, io.EOF
-		}
-	}
-}
-
-func (p pipe) Write(m []byte) error {
-	select {
-	case p.out <- bytes.Clone(m):
-		return nil
-	case <-p.closed:
-		return io.ErrClosedPipe
-	case <-p.far:
-		return io.ErrClosedPipe
-	}
-}
 
 // ends are the ends of a relay, as its client and its worker see them.
 type ends struct {
@@ -72,8 +24,8 @@ type ends struct {
 
 func start(t *testing.T, l Limits) ends {
 	t.Helper()
-	client, ofClient := newPipe()
-	worker, ofWorker := newPipe()
+	client, ofClient := pipe.New()
+	worker, ofWorker := pipe.New()
 	ctx, cancel := context.WithCancel(t.Context())
 	e := ends{wire.NewStream(client), wire.NewStream(worker), client.Close, worker.Close, cancel, make(chan Result, 1)}
 	t.Cleanup(cancel)

@@ -1,0 +1,283 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/causeway-csi/causeway/containercopy/archive"
+	"github.com/causeway-csi/causeway/containercopy/place"
+	"github.com/causeway-csi/causeway/containercopy/wire"
+)
+
+// Options are the options of a copy.
+type Options struct {
+	Limits    archive.Limits
+	SHA256    bool
+	Overwrite place.Overwrite // of a copy from a container
+	Mode      bool            // see archive.UnpackOptions
+	Times     bool
+	Owner     bool
+	Links     bool
+	Warn      func(path, reason string) // nil: ignored
+	Progress  func(bytes int64)         // bytes of the stream so far; nil: ignored
+}
+
+// Result is the result of a copy.
+type Result struct {
+	Sum     archive.Sum
+	Entries int64
+	Path    string // of the copy
+}
+
+// isDirPath reports whether a path must be a directory: it ends with a separator.
+func isDirPath(path string) bool { return path != "" && os.IsPathSeparator(path[len(path)-1]) }
+
+// contents reports whether a path means the entries of a directory: it ends with "/.".
+func contents(path string) bool {
+	return path == "." || strings.HasSuffix(path, "/.") || filepath.Separator != '/' &&
+		strings.HasSuffix(path, string(filepath.Separator)+".")
+}
+
+// Local is a local source that was read once: its sum is in the request of the copy.
+type Local struct {
+	Sum      archive.Sum
+	Contents bool // the entries of a directory, without the directory
+	Entries  int64
+
+	path, name string
+}
+
+// OpenSource reads a local file or directory to the end, for the size and the checksum of its stream.
+func OpenSource(ctx context.Context, path string, o Options) (*Local, error) {
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	name := filepath.Base(absolute)
+	if strings.ContainsAny(name, `/\`) { // the root, or that of a drive
+		name = "root"
+	}
+	l := &Local{Contents: contents(path), path: path, name: name}
+	l.Sum, l.Entries, err = l.pack(ctx, io.Discard, o)
+	return l, err
+}
+
+// pack writes the stream of the source.
+func (l *Local) pack(ctx context.Context, w io.Writer, o Options) (archive.Sum, int64, error) {
+	e, err := archive.OpenLocal(l.path)
+	if err != nil {
+		return archive.Sum{}, 0, err
+	}
+	defer e.Close()
+	if isDirPath(l.path) && !e.Info().Mode.IsDir() {
+		return archive.Sum{}, 0, fmt.Errorf("%s: %w", l.path, errNotDir)
+	}
+	digest := archive.NewDigest(o.SHA256)
+	n, err := archive.Pack(ctx, io.MultiWriter(w, digest), l.name, e, archive.PackOptions{Limits: o.Limits, Skip: o.Warn})
+	return digest.Sum(), n.Entries, err
+}
+
+var errNotDir = errors.New("not a directory")
+
+// Send sends the source to a container, and waits until the copy is at its place. Errors:
+// archive.ErrChanged if the source has changed since OpenSource, wire.Failure.
+func (l *Local) Send(ctx context.Context, s *wire.Stream, o Options) (Result, error) {
+	quiet := o
+	quiet.Warn = nil // OpenSource has warned
+	return send(s, o, func(w io.Writer) (archive.Sum, int64, error) {
+		sum, n, err := l.pack(ctx, w, quiet)
+		if err == nil && sum.Check(l.Sum) != nil {
+			err = fmt.Errorf("%s: %w", l.path, archive.ErrChanged)
+		}
+		return sum, n, err
+	})
+}
+
+// SendStream sends a tar stream, such as standard input, to a container.
+func SendStream(ctx context.Context, r io.Reader, s *wire.Stream, o Options) (Result, error) {
+	return send(s, o, func(w io.Writer) (archive.Sum, int64, error) {
+		digest := archive.NewDigest(o.SHA256)
+		_, err := io.Copy(io.MultiWriter(w, digest), contextReader{ctx, r})
+		return digest.Sum(), 0, err
+	})
+}
+
+// contextReader ends with its context, at the next Read.
+type contextReader struct {
+	context.Context
+	io.Reader
+}
+
+func (r contextReader) Read(p []byte) (int, error) {
+	if err := r.Err(); err != nil {
+		return 0, err
+	}
+	return r.Reader.Read(p)
+}
+
+// send sends a stream, and awaits its result. The container can end the copy at any time.
+func send(s *wire.Stream, o Options, stream func(w io.Writer) (archive.Sum, int64, error)) (Result, error) {
+	results := make(chan error, 1)
+	var m wire.Message
+	go func() {
+		var err error
+		m, err = s.Await(wire.Result, o.Progress)
+		results <- err
+	}()
+	sum, n, err := stream(s)
+	if err == nil {
+		err = s.Send(wire.EndOf(sum, archive.Counts{Entries: n}))
+	} else if !errors.Is(err, wire.ErrNoResult) {
+		s.Send(refusal(err)) // the worker removes the unfinished copy
+	}
+	if failed := <-results; failed != nil {
+		var f *wire.Failure
+		if err == nil || errors.As(failed, &f) && f.Code != wire.Aborted {
+			return Result{}, failed
+		}
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	return Result{Sum: sum, Entries: max(n, m.Entries), Path: m.Path}, nil
+}
+
+// refusal is the message of a client that cannot complete a copy.
+func refusal(err error) wire.Message {
+	return wire.Message{Type: wire.Result, Code: wire.Aborted, Text: "the client has ended the copy: " + err.Error()}
+}
+
+// Receive puts a copy from a container at a local path, when its size and checksum are right. The
+// directory of the path must exist. Errors: archive.ErrDamaged, wire.Failure, and those of place.
+func Receive(ctx context.Context, s *wire.Stream, path string, contents bool, o Options) (Result, error) {
+	dir, isDir, err := openDestination(path)
+	if err != nil {
+		return Result{}, err
+	}
+	defer dir.Close()
+	staging, err := place.NewStaging(dir)
+	if err != nil {
+		return Result{}, err
+	}
+	r, err := receive(ctx, s, staging, path, dir, isDir, contents, o)
+	if e := staging.Remove(); err == nil {
+		err = e
+	}
+	if err != nil {
+		s.Send(refusal(err))
+		return Result{}, err
+	}
+	if err := s.Send(wire.Message{Type: wire.Ack}); err != nil {
+		return r, nil // the copy is at its place, and its sum is right
+	}
+	_, err = s.Await(wire.Result, nil)
+	if errors.Is(err, wire.ErrNoResult) {
+		err = nil
+	}
+	return r, err
+}
+
+func receive(ctx context.Context, s *wire.Stream, staging *place.Staging, path string, dir *os.Root, isDir, contents bool,
+	o Options) (Result, error) {
+	body, digest := s.Body(o.note), archive.NewDigest(o.SHA256)
+	n, err := archive.Unpack(ctx, io.TeeReader(body, o.counted(digest)), staging.Root, archive.UnpackOptions{
+		Limits: o.Limits, Mode: o.Mode, Times: o.Times, Owner: o.Owner, Links: o.Links, Skip: o.Warn})
+	if err != nil {
+		return Result{}, err
+	}
+	if err := verify(body, digest); err != nil {
+		return Result{}, err
+	}
+	source, err := staging.Source(contents)
+	if err != nil {
+		return Result{}, err
+	}
+	var d place.Destination
+	if isDir {
+		d, err = place.Into(dir, source)
+		path = filepath.Join(path, d.Name)
+	} else {
+		d, err = place.At(dir, filepath.Base(path), isDirPath(path), source)
+	}
+	if err == nil {
+		_, err = d.Commit(staging, source.Name, o.Overwrite)
+	}
+	return Result{Sum: digest.Sum(), Entries: n.Entries, Path: path}, err
+}
+
+// note passes a warning of the container on.
+func (o Options) note(n wire.Note) {
+	if o.Warn != nil {
+		o.Warn(n.Path, n.Reason)
+	}
+}
+
+// counted returns a writer to a digest that reports the progress.
+func (o Options) counted(d *archive.Digest) io.Writer {
+	if o.Progress == nil {
+		return d
+	}
+	return writerFunc(func(p []byte) (int, error) {
+		n, err := d.Write(p)
+		o.Progress(d.Size())
+		return n, err
+	})
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// verify compares a stream with its End message.
+func verify(body *wire.Body, digest *archive.Digest) error {
+	end, err := body.End()
+	if err != nil {
+		return err
+	}
+	declared, err := end.Sum()
+	if err != nil {
+		return err
+	}
+	return digest.Sum().Check(declared)
+}
+
+// ReceiveStream writes the tar stream of a copy, such as to standard output. After an error the
+// bytes that were written are of no use.
+func ReceiveStream(ctx context.Context, s *wire.Stream, w io.Writer, o Options) (Result, error) {
+	body, digest := s.Body(o.note), archive.NewDigest(o.SHA256)
+	_, err := io.Copy(w, contextReader{ctx, io.TeeReader(body, o.counted(digest))})
+	if err == nil {
+		err = verify(body, digest)
+	}
+	if err == nil {
+		err = s.Send(wire.Message{Type: wire.Ack})
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	m, err := s.Await(wire.Result, nil)
+	return Result{Sum: digest.Sum(), Entries: m.Entries}, err
+}
+
+// openDestination opens the directory at a local path, or that around it.
+func openDestination(path string) (dir *os.Root, isDir bool, err error) {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && info.IsDir():
+		dir, err = os.OpenRoot(path)
+		return dir, true, err
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, false, err
+	}
+	dir, err = os.OpenRoot(filepath.Dir(filepath.Clean(path)))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("the directory of %s does not exist: %w", path, err)
+	}
+	return dir, false, err
+}
