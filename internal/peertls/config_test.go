@@ -1,0 +1,50 @@
+package peertls
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"testing"
+)
+
+// TestConnectionsOfAnotherProtocol: ServerConfig has the requirements of Server, for the protocol of
+// its name only.
+func TestConnectionsOfAnotherProtocol(t *testing.T) {
+	ca, other := newTestCA(t, "ours"), newTestCA(t, "other")
+	config := identity(t, ca.leaf(t, node, forServers)).ServerConfig(router, "http/1.1")
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca.bundle)
+	for name, tc := range map[string]struct {
+		client   content
+		protocol string
+		accepted bool
+	}{
+		"the client":                {ca.leaf(t, router, forClients), "http/1.1", true},
+		"gRPC":                      {ca.leaf(t, router, forClients), "h2", false},
+		"another name":              {ca.leaf(t, "someone", forClients), "http/1.1", false},
+		"another CA":                {other.leaf(t, router, forClients), "http/1.1", false},
+		"the certificate of a node": {ca.leaf(t, router, forServers), "http/1.1", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			certificate, err := tls.X509KeyPair(tc.client[1], tc.client[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			near, far := net.Pipe()
+			defer near.Close()
+			result := make(chan error, 1)
+			go func() {
+				defer far.Close()
+				result <- tls.Server(far, config).Handshake()
+			}()
+			client := tls.Client(near, &tls.Config{RootCAs: roots, ServerName: node,
+				Certificates: []tls.Certificate{certificate}, NextProtos: []string{tc.protocol}})
+			if err := client.Handshake(); err == nil {
+				go client.Read(make([]byte, 1)) // the answer of the server to the certificate
+			}
+			if err := <-result; (err == nil) != tc.accepted {
+				t.Errorf("the server: %v, want it accepted: %t", err, tc.accepted)
+			}
+		})
+	}
+}
