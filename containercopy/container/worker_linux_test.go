@@ -275,6 +275,19 @@ func TestNothingAppearsAfterAnError(t *testing.T) {
 	}
 }
 
+// TestAParentBehindALink: as for the container, ".." is the parent of the target of a link.
+func TestAParentBehindALink(t *testing.T) {
+	c, _ := startContainer(t, pod.Pod{})
+	for _, path := range []string{"/var/tmp/../new", "/var/tmp/../tmp//other"} {
+		if m, err := copyTo(t, c, worker.Spec{Path: path}, tarOf(t, "s", "x", false)); err != nil {
+			t.Errorf("%s: %+v, %v", path, m, err)
+		}
+	}
+	if got := c.list(t, "/"); !strings.Contains(got, " new ") || c.list(t, "var") != "tmp" || c.list(t, "tmp") != "other" {
+		t.Errorf("/ has %q, /var %q, /tmp %q", got, c.list(t, "var"), c.list(t, "tmp"))
+	}
+}
+
 // TestAReadOnlyRoot has an error of its own.
 func TestAReadOnlyRoot(t *testing.T) {
 	c, _ := startContainer(t, pod.Pod{ReadOnly: true})

@@ -226,13 +226,25 @@ func (w *worker) directory() (dir *os.Root, isDir bool, err error) {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, false, err
 	}
-	parent, err := archive.Resolve(w.root, path.Dir(strings.TrimRight(w.spec.Path, "/")))
+	above, _ := split(w.spec.Path)
+	parent, err := archive.Resolve(w.root, above)
 	if err != nil {
 		return nil, false, err
 	}
 	defer unix.Close(parent)
 	dir, err = openRoot(parent)
 	return dir, false, err
+}
+
+// split returns the parent and the last element of an absolute path. It removes no "..": after a link,
+// that is the parent of the target of the link.
+func split(p string) (parent, name string) {
+	p = strings.TrimRight(p, "/")
+	i := strings.LastIndexByte(p, '/')
+	if i < 0 {
+		return "/", ""
+	}
+	return p[:i+1], p[i+1:]
 }
 
 // openRoot opens the directory of a descriptor as an os.Root. The process has its own working
@@ -311,7 +323,8 @@ func (w *worker) commit(dir *os.Root, isDir bool, staging *place.Staging) (strin
 	case source.Name == ".":
 		err = fmt.Errorf("%w: a stream with several entries needs a directory", place.ErrKind)
 	default:
-		d, err = place.At(dir, path.Base(at), strings.HasSuffix(at, "/"), source)
+		_, name := split(at)
+		d, err = place.At(dir, name, strings.HasSuffix(at, "/"), source)
 	}
 	if err != nil {
 		return "", err
