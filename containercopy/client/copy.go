@@ -203,7 +203,8 @@ func receive(ctx context.Context, s *wire.Stream, staging *place.Staging, path s
 		d, err = place.Into(dir, source)
 		path = filepath.Join(path, d.Name)
 	} else {
-		d, err = place.At(dir, filepath.Base(path), isDirPath(path), source)
+		_, name := split(path)
+		d, err = place.At(dir, name, isDirPath(path), source)
 	}
 	if err == nil {
 		_, err = d.Commit(staging, source.Name, o.Overwrite)
@@ -265,6 +266,19 @@ func ReceiveStream(ctx context.Context, s *wire.Stream, w io.Writer, o Options) 
 	return Result{Sum: digest.Sum(), Entries: m.Entries}, err
 }
 
+// split returns the directory of a local path, and its last element. It removes no "..": after a link,
+// that is the parent of the target of the link.
+func split(path string) (dir, name string) {
+	for len(path) > 1 && isDirPath(path) {
+		path = path[:len(path)-1]
+	}
+	dir, name = filepath.Split(path)
+	if dir == "" {
+		dir = "."
+	}
+	return dir, name
+}
+
 // openDestination opens the directory at a local path, or that around it.
 func openDestination(path string) (dir *os.Root, isDir bool, err error) {
 	info, err := os.Stat(path)
@@ -275,7 +289,8 @@ func openDestination(path string) (dir *os.Root, isDir bool, err error) {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, false, err
 	}
-	dir, err = os.OpenRoot(filepath.Dir(filepath.Clean(path)))
+	above, _ := split(path)
+	dir, err = os.OpenRoot(above)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("the directory of %s does not exist: %w", path, err)
 	}

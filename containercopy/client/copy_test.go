@@ -149,6 +149,24 @@ func TestReceive(t *testing.T) {
 	}
 }
 
+// TestAParentBehindALink: ".." is the parent of the target of a link, as for all programs.
+func TestAParentBehindALink(t *testing.T) {
+	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "s")
+	write(t, source, "f=1")
+	write(t, dir, "far/target/x=1")
+	if err := os.Symlink(filepath.Join(dir, "far", "target"), filepath.Join(dir, "link")); err != nil {
+		t.Skip(err)
+	}
+	s, _ := newContainer(t, sends(t, filepath.Join(source, "f"), unchanged))
+	to := dir + string(filepath.Separator) + "link" + string(filepath.Separator) + ".." + string(filepath.Separator) + "new"
+	if r, err := Receive(t.Context(), s, to, false, options()); err != nil {
+		t.Errorf("Receive = %+v, %v", r, err)
+	}
+	if got := files(t, filepath.Join(dir, "far")); got != "new=1 target/x=1" {
+		t.Errorf("got %q", got)
+	}
+}
+
 // TestAConnectionThatEnds during a copy from a container leaves nothing.
 func TestAConnectionThatEnds(t *testing.T) {
 	dir := t.TempDir()
