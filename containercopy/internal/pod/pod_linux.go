@@ -11,10 +11,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
 // role is the environment variable that makes this program the first process of a container.
@@ -96,6 +100,12 @@ func first(text []byte) error {
 	return err
 }
 
+// isRoot reports whether the process is root, with all users: not in a user namespace.
+func isRoot() bool {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	return err == nil && os.Getuid() == 0 && slices.Equal(strings.Fields(string(text)), []string{"0", "0", "4294967295"})
+}
+
 // Running is a running container.
 type Running struct {
 	PID int
@@ -105,8 +115,8 @@ type Running struct {
 // Start starts a container until the end of the test. It skips the test without root.
 func Start(t testing.TB, p Pod) Running {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
+	if !isRoot() {
+		t.Skip("needs root of the first user namespace")
 	}
 	p.Root = t.TempDir()
 	for dir := p.Root; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
@@ -135,7 +145,9 @@ func Start(t testing.TB, p Pod) Running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := cmd.Start(); errors.Is(err, unix.EPERM) {
+		namespace.Skip(t, err)
+	} else if err != nil {
 		t.Fatal(err)
 	}
 	ended := false
