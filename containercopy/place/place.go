@@ -174,7 +174,10 @@ func (d Destination) Commit(s *Staging, top string, o Overwrite) (merged bool, e
 	if err := c.check(top, d.Name); err != nil {
 		return true, err
 	}
-	return true, c.merge(top, d.Name)
+	if err := c.merge(top, d.Name); err != nil {
+		return true, fmt.Errorf("a part of the copy is at its place: %w", err)
+	}
+	return true, nil
 }
 
 // commit is a commit in progress.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -57,6 +58,7 @@ func Main() int {
 // drain reads until the agent closes the socket. With unread packets, the end of this process would
 // be a reset of the connection for the agent, and the Result could be lost.
 func (w *worker) drain() {
+	w.reader.Wait() // it ends with the connection at the latest
 	for {
 		if _, err := w.packets.Read(); err != nil {
 			return
@@ -71,6 +73,7 @@ type worker struct {
 	self    int
 	packets *packets
 	stream  *wire.Stream
+	reader  sync.WaitGroup // of the goroutine that reads during a copy from the container
 }
 
 // fail sends the error of the copy.
@@ -99,7 +102,7 @@ func (w *worker) from() (wire.Message, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	answers := make(chan answer, 2)
-	go func() { // also ends a copy whose client is gone
+	w.reader.Go(func() { // also ends a copy whose client is gone
 		defer cancel()
 		for _, t := range w.answers() {
 			m, err := w.stream.Await(t, nil)
@@ -108,7 +111,7 @@ func (w *worker) from() (wire.Message, error) {
 				return
 			}
 		}
-	}()
+	})
 	var first *archive.Sum
 	if w.spec.Precompute {
 		sum, n, err := w.pack(ctx, io.Discard, nil)
