@@ -79,7 +79,8 @@ func (l *Local) pack(ctx context.Context, w io.Writer, o Options) (archive.Sum, 
 		return archive.Sum{}, 0, fmt.Errorf("%s: %w", l.path, errNotDir)
 	}
 	digest := archive.NewDigest(o.SHA256)
-	n, err := archive.Pack(ctx, io.MultiWriter(w, digest), l.name, e, archive.PackOptions{Limits: o.Limits, Skip: o.Warn})
+	n, err := archive.Pack(ctx, io.MultiWriter(w, digest), l.name, e,
+		archive.PackOptions{Limits: o.Limits, Skip: o.Warn})
 	return digest.Sum(), n.Entries, err
 }
 
@@ -183,8 +184,9 @@ func Receive(ctx context.Context, s *wire.Stream, path string, contents bool, o 
 	return r, err
 }
 
-func receive(ctx context.Context, s *wire.Stream, staging *place.Staging, path string, dir *os.Root, isDir, contents bool,
-	o Options) (Result, error) {
+// receive unpacks a stream, verifies it, and puts it at its place.
+func receive(ctx context.Context, s *wire.Stream, staging *place.Staging, path string, dir *os.Root, isDir,
+	contents bool, o Options) (Result, error) {
 	body, digest := s.Body(o.note), archive.NewDigest(o.SHA256)
 	n, err := archive.Unpack(ctx, io.TeeReader(body, o.counted(digest)), staging.Root, archive.UnpackOptions{
 		Limits: o.Limits, Mode: o.Mode, Times: o.Times, Owner: o.Owner, Links: o.Links, Skip: o.Warn})

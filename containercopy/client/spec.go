@@ -1,5 +1,5 @@
 // Package client is the client of copies: it reads command lines, packs and unpacks local files, and
-// verifies what a container sends.
+// verifies the streams of containers.
 package client
 
 import (
@@ -51,8 +51,8 @@ func ParseSpec(arg string, windows bool) (Spec, error) {
 	}
 	switch {
 	case hasNamespace && !namespaceForm.MatchString(namespace), !podForm.MatchString(pod):
-		return Spec{}, fmt.Errorf("%w: %q is no pod: must be POD:/PATH or NAMESPACE/POD:/PATH; a local file with a colon "+
-			"is ./FILE", ErrUsage, before)
+		return Spec{}, fmt.Errorf("%w: %q is no pod: must be POD:/PATH or NAMESPACE/POD:/PATH; a local file with a "+
+			"colon is ./FILE", ErrUsage, before)
 	case !strings.HasPrefix(path, "/"):
 		return Spec{}, fmt.Errorf("%w: the path %q in pod %s must be absolute", ErrUsage, path, pod)
 	}

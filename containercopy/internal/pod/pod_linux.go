@@ -103,7 +103,8 @@ func first(text []byte) error {
 // isRoot reports whether the process is root, with all users: not in a user namespace.
 func isRoot() bool {
 	text, err := os.ReadFile("/proc/self/uid_map")
-	return err == nil && os.Getuid() == 0 && slices.Equal(strings.Fields(string(text)), []string{"0", "0", "4294967295"})
+	all := []string{"0", "0", "4294967295"}
+	return err == nil && os.Getuid() == 0 && slices.Equal(strings.Fields(string(text)), all)
 }
 
 // Running is a running container.
