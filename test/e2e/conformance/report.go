@@ -309,10 +309,9 @@ func (r Report) failures() (lines []string) {
 	return lines
 }
 
-// cell is text that fits into a table.
+// cell is text that fits into a table, and has no HTML.
 func cell(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	return strings.ReplaceAll(text, "|", "\\|")
+	return strings.NewReplacer("|", `\|`, "<", `\<`).Replace(strings.Join(strings.Fields(text), " "))
 }
 
 // seconds is a duration for people; nothing, where it was not measured.

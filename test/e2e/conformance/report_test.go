@@ -211,3 +211,10 @@ func TestTheReasonOfASkip(t *testing.T) {
 		}
 	}
 }
+
+// TestACellHasNoHTML: the site rejects pages with HTML, such as Go's <nil> in a message.
+func TestACellHasNoHTML(t *testing.T) {
+	if got, want := cell("a | b:\n <nil>"), `a \| b: \<nil>`; got != want {
+		t.Errorf("cell = %s, want %s", got, want)
+	}
+}

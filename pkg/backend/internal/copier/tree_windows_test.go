@@ -181,7 +181,7 @@ func TestTreeOfLinks(t *testing.T) {
 	path := filepath.Join(src.Name(), "link")
 	err := os.Symlink(outside, path)
 	if info, look := os.Lstat(path); err != nil || look != nil || info.Mode()&fs.ModeSymlink == 0 {
-		t.Skipf("no links here: %v, %v", err, look)
+		t.Skip("os.Symlink makes no link here") // a reason without a path: it is in the conformance report
 	}
 	if _, err := Tree(context.Background(), src, dst, Options{}); err != nil {
 		t.Fatal(err)
