@@ -48,3 +48,42 @@ func TestConnectionsOfAnotherProtocol(t *testing.T) {
 		})
 	}
 }
+
+// TestClientsOfAnotherProtocol: ClientConfig has the requirements of Client.
+func TestClientsOfAnotherProtocol(t *testing.T) {
+	ca, other := newTestCA(t, "ours"), newTestCA(t, "other")
+	id := identity(t, ca.leaf(t, router, forClients))
+	for name, tc := range map[string]struct {
+		server   content
+		accepted bool
+	}{
+		"the server":                  {ca.leaf(t, node, forServers), true},
+		"another name":                {ca.leaf(t, "someone", forServers), false},
+		"another CA":                  {other.leaf(t, node, forServers), false},
+		"the certificate of a client": {ca.leaf(t, node, forClients), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			certificate, err := tls.X509KeyPair(tc.server[1], tc.server[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			near, far := net.Pipe()
+			defer near.Close()
+			result := make(chan error, 1)
+			go func() {
+				defer far.Close()
+				conn := tls.Server(far, &tls.Config{Certificates: []tls.Certificate{certificate},
+					ClientAuth: tls.RequireAnyClientCert, NextProtos: []string{"http/1.1"}})
+				result <- conn.Handshake()
+			}()
+			conn := tls.Client(near, id.ClientConfig(node, "http/1.1"))
+			if err := conn.Handshake(); (err == nil) != tc.accepted {
+				t.Errorf("the client: %v, want the server accepted: %t", err, tc.accepted)
+			}
+			near.Close()
+			if err := <-result; tc.accepted && err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

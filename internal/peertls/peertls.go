@@ -158,6 +158,14 @@ func (id *Identity) ServerConfig(client, protocol string) *tls.Config {
 	return c
 }
 
+// ClientConfig returns the requirements of Client for a connection of another protocol than gRPC, by
+// its name in ALPN. It has the certificate at the time of the call.
+func (id *Identity) ClientConfig(server, protocol string) *tls.Config {
+	c := (&client{id: id, server: server}).config(id.current())
+	c.NextProtos = []string{protocol}
+	return c
+}
+
 // authInfo is the AuthInfo of a connection of this package. No other package has the type.
 type authInfo struct{ credentials.TLSInfo }
 
