@@ -30,6 +30,9 @@ func runPlane(ctx context.Context, f files, s spec) error {
 		Scheduler: true, Controllers: []string{"*", "-node-ipam-controller"},
 		// A node that is silent is given up sooner than after 50 s: tests wait for it.
 		ControllerManagerArgs: []string{"--node-monitor-grace-period=20s"},
+		// The plane routes to pods but not to the addresses of services: aggregated API servers are
+		// reached at those of their pods.
+		APIServerArgs: []string{"--enable-aggregator-routing=true"},
 	})
 	if err != nil {
 		return err
