@@ -352,7 +352,7 @@ func TestTheEndOfACopyInTheMiddle(t *testing.T) {
 		"canceled": {end: func(w *world, _ *wire.Stream, id string) {
 			w.CancelCopy(w.Context(), &v1alpha1.CancelCopyRequest{CopyId: id})
 		}, code: wire.Aborted},
-		"the agent ends": {end: func(w *world, _ *wire.Stream, _ string) { w.Agent.Close() }, code: wire.Aborted},
+		"the agent ends": {end: func(w *world, _ *wire.Stream, _ string) { w.Agent.Close() }, code: wire.Unavailable},
 		"over the limit": {change: func(c *Config) { c.Archive.Bytes = 1<<20 + 10 },
 			end: func(_ *world, s *wire.Stream, _ string) { s.Write(make([]byte, 600<<10)) }, code: wire.OutOfRange},
 		"it stalls": {change: func(c *Config) { c.Idle = time.Second }, end: func(*world, *wire.Stream, string) {},

@@ -95,7 +95,7 @@ func (a *Agent) finish(t *transfer, w Worker, r stream.Result) {
 	if !first {
 		return
 	}
-	t.cancel()
+	t.cancel(nil)
 	if w != nil && !w.Stop() {
 		freed := t.slot.Stuck()
 		go func() {
@@ -124,7 +124,7 @@ var statuses = []struct {
 	{cri.ErrNotNative, codes.Unimplemented}, {cri.ErrUnavailable, codes.Unavailable},
 	{container.ErrGone, codes.FailedPrecondition}, {container.ErrNotContained, codes.Unimplemented},
 	{context.DeadlineExceeded, codes.DeadlineExceeded}, {context.Canceled, codes.Aborted},
-	{wire.ErrNoResult, codes.Unavailable},
+	{wire.ErrNoResult, codes.Unavailable}, {errEnds, codes.Unavailable},
 }
 
 // statusOf returns an error with the code of its class.

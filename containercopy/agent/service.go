@@ -89,7 +89,7 @@ func New(c Config) *Agent {
 func (a *Agent) Close() {
 	a.tickets.Close()
 	for _, t := range a.list() {
-		t.cancel()
+		t.cancel(errEnds)
 	}
 }
 
@@ -103,7 +103,7 @@ type transfer struct {
 	slot      *quota.Slot
 	created   time.Time
 	ctx       context.Context // ends with CancelCopy
-	cancel    context.CancelFunc
+	cancel    context.CancelCauseFunc
 
 	mu     sync.Mutex
 	begun  bool
@@ -222,7 +222,7 @@ func (a *Agent) begin(ctx context.Context, container string, pod *v1alpha1.Pod, 
 	spec.Limits = a.config.Archive
 	t := &transfer{id: rand.Text(), container: container, pod: of, caller: caller, spec: spec, slot: slot,
 		created: time.Now()}
-	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.ctx, t.cancel = context.WithCancelCause(context.Background())
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.copies[t.id] = t
@@ -262,7 +262,7 @@ func (a *Agent) CancelCopy(_ context.Context, req *v1alpha1.CancelCopyRequest) (
 	t := a.copies[req.GetCopyId()]
 	a.mu.Unlock()
 	if t != nil {
-		t.cancel()
+		t.cancel(errCanceled)
 		t.mu.Lock()
 		waits := !t.begun
 		t.begun = true // its URL is worth nothing now
@@ -274,5 +274,8 @@ func (a *Agent) CancelCopy(_ context.Context, req *v1alpha1.CancelCopyRequest) (
 	return &v1alpha1.CancelCopyResponse{}, nil
 }
 
-// errCanceled is the error of a copy that CancelCopy has ended.
-var errCanceled = fmt.Errorf("the copy was canceled: %w", context.Canceled)
+// Causes of the end of a copy.
+var (
+	errCanceled = fmt.Errorf("the copy was canceled: %w", context.Canceled)
+	errEnds     = errors.New("the agent of the node ends: retry the copy")
+)

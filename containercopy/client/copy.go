@@ -44,6 +44,24 @@ func contents(path string) bool {
 		strings.HasSuffix(path, string(filepath.Separator)+".")
 }
 
+// TrimContents returns the path of a source in a container, and whether it means the entries of the
+// directory: it ends with "/.".
+func TrimContents(path string) (string, bool) {
+	if trimmed, ok := strings.CutSuffix(path, "/."); ok {
+		return trimmed + "/", true
+	}
+	return path, false
+}
+
+// CheckDestination returns an error if no copy can be put at a local path, before a copy begins.
+func CheckDestination(path string) error {
+	dir, _, err := openDestination(path)
+	if err != nil {
+		return err
+	}
+	return dir.Close()
+}
+
 // Local is a local source that was read once: its sum is in the request of the copy.
 type Local struct {
 	Sum      archive.Sum
@@ -122,18 +140,39 @@ func (r contextReader) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-// send sends a stream, and awaits its result. The container can end the copy at any time.
+// sent is the end of a source.
+type sent struct {
+	sum     archive.Sum
+	entries int64
+	err     error
+}
+
+// send sends a stream, and awaits its result. The container can end the copy at any time; a source that
+// waits for data, such as a terminal, does not delay that.
 func send(s *wire.Stream, o Options, stream func(w io.Writer) (archive.Sum, int64, error)) (Result, error) {
-	results := make(chan error, 1)
+	results, sources := make(chan error, 1), make(chan sent, 1)
 	var m wire.Message
 	go func() {
 		var err error
 		m, err = s.Await(wire.Result, o.Progress)
 		results <- err
 	}()
-	sum, n, err := stream(s)
+	go func() {
+		sum, n, err := stream(s)
+		sources <- sent{sum, n, err}
+	}()
+	var source sent
+	select {
+	case source = <-sources:
+	case err := <-results:
+		if err == nil {
+			err = fmt.Errorf("%w: a result before the end of the stream", wire.ErrProtocol)
+		}
+		return Result{}, err
+	}
+	err := source.err
 	if err == nil {
-		err = s.Send(wire.EndOf(sum, archive.Counts{Entries: n}))
+		err = s.Send(wire.EndOf(source.sum, archive.Counts{Entries: source.entries}))
 	} else if !errors.Is(err, wire.ErrNoResult) {
 		s.Send(refusal(err)) // the worker removes the unfinished copy
 	}
@@ -146,7 +185,7 @@ func send(s *wire.Stream, o Options, stream func(w io.Writer) (archive.Sum, int6
 	if err != nil {
 		return Result{}, err
 	}
-	return Result{Sum: sum, Entries: max(n, m.Entries), Path: m.Path}, nil
+	return Result{Sum: source.sum, Entries: max(source.entries, m.Entries), Path: m.Path}, nil
 }
 
 // refusal is the message of a client that cannot complete a copy.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/causeway-csi/causeway/containercopy/archive"
@@ -64,11 +65,15 @@ func newContainer(t *testing.T, run func(s *wire.Stream) error) (client *wire.St
 	t.Helper()
 	near, far := pipe.New()
 	c = &container{wire.NewStream(far), far, make(chan error, 1)}
-	go func() {
+	var group sync.WaitGroup
+	group.Go(func() {
 		c.result <- run(c.Stream)
 		far.Close()
-	}()
-	t.Cleanup(func() { near.Close() })
+	})
+	t.Cleanup(func() {
+		near.Close()
+		group.Wait()
+	})
 	return wire.NewStream(near), c
 }
 
@@ -289,5 +294,25 @@ func TestStreams(t *testing.T) {
 	s, _ = newContainer(t, sends(t, source, func(m *wire.Message) { m.Size++ }))
 	if r, err := ReceiveStream(t.Context(), s, io.Discard, options()); !errors.Is(err, archive.ErrDamaged) {
 		t.Errorf("a wrong size: %+v, %v", r, err)
+	}
+}
+
+// TestASourceThatWaits: the end of the far side ends a copy whose source has no data.
+func TestASourceThatWaits(t *testing.T) {
+	for name, tc := range map[string]struct {
+		message wire.Message
+		words   string
+	}{
+		"a failure": {wire.Message{Type: wire.Result, Code: wire.Unavailable, Text: "the agent ends"}, "the agent ends"},
+		"a result":  {wire.Message{Type: wire.Result}, "before the end of the stream"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := newContainer(t, func(s *wire.Stream) error { return s.Send(tc.message) })
+			r, w := io.Pipe()
+			defer w.Close()
+			if _, err := SendStream(t.Context(), r, s, options()); err == nil || !strings.Contains(err.Error(), tc.words) {
+				t.Errorf("SendStream = %v, want %q", err, tc.words)
+			}
+		})
 	}
 }

@@ -2,7 +2,9 @@ package container
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -163,6 +165,9 @@ func (w *Worker) watch() {
 // Read returns the next message of the worker. Errors: io.EOF at its end.
 func (w *Worker) Read() ([]byte, error) {
 	n, err := w.socket.Read(w.buffer)
+	if errors.Is(err, net.ErrClosed) { // by watch
+		err = io.EOF
+	}
 	return w.buffer[:n], err
 }
 
