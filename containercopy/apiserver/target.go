@@ -1,0 +1,92 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/causeway-csi/causeway/containercopy/api/v1alpha1"
+)
+
+// target is the container of a copy.
+type target struct {
+	node      string
+	container string // ID at the runtime
+	pod       *v1alpha1.Pod
+}
+
+// defaultContainer is the annotation of a pod with the name of the container that kubectl uses
+// (https://kubernetes.io/docs/reference/labels-annotations-taints/).
+const defaultContainer = "kubectl.kubernetes.io/default-container"
+
+// locate returns a running container of a pod, by its name or the default. Errors: those of the API.
+func (c *Copies) locate(ctx context.Context, namespace, name, container string) (target, error) {
+	pod, err := c.Core.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return target{}, err
+	}
+	if err := c.denied(ctx, pod); err != nil {
+		return target{}, err
+	}
+	if container == "" {
+		container = pod.Annotations[defaultContainer]
+	}
+	if container == "" && len(pod.Spec.Containers) > 0 {
+		container = pod.Spec.Containers[0].Name
+	}
+	if names := containers(pod); !slices.Contains(names, container) {
+		return target{}, apierrors.NewBadRequest(fmt.Sprintf("container %.128q is not valid for pod %s: it has %s",
+			container, name, strings.Join(names, ", ")))
+	}
+	for _, s := range slices.Concat(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses,
+		pod.Status.EphemeralContainerStatuses) {
+		if _, id, ok := strings.Cut(s.ContainerID, "://"); ok && s.Name == container && s.State.Running != nil {
+			return target{pod.Spec.NodeName, id, &v1alpha1.Pod{Namespace: namespace, Name: name,
+				Uid: string(pod.UID)}}, nil
+		}
+	}
+	return target{}, apierrors.NewConflict(pods, name,
+		fmt.Errorf("container %s is not running", container))
+}
+
+// containers returns the names of the containers of a pod.
+func containers(pod *core.Pod) (names []string) {
+	for _, c := range slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers) {
+		names = append(names, c.Name)
+	}
+	for _, c := range pod.Spec.EphemeralContainers {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
+// denied returns an error if the label that denies copies is on a pod or its namespace, with any value
+// but false.
+func (c *Copies) denied(ctx context.Context, pod *core.Pod) error {
+	if c.Deny == "" {
+		return nil
+	}
+	namespace, err := c.Core.Namespaces().Get(ctx, pod.Namespace, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, o := range []struct {
+		name   string
+		labels map[string]string
+	}{{"pod", pod.Labels}, {"namespace", namespace.Labels}} {
+		if value, ok := o.labels[c.Deny]; ok && value != "false" {
+			return apierrors.NewForbidden(pods, pod.Name,
+				fmt.Errorf("the %s has the label %s: it has no copies", o.name, c.Deny))
+		}
+	}
+	return nil
+}
+
+// pods is the resource of pods, for errors.
+var pods = schema.GroupResource{Resource: "pods"}
