@@ -1,0 +1,106 @@
+// Command images makes the images of container copy, without a container engine or a registry: an
+// archive of each image that containerd and Docker load. It runs in the folder of container copy.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/causeway-csi/causeway/deploy/images/oci"
+)
+
+// registry is the prefix of the names of images.
+const registry = "ghcr.io/causeway-csi"
+
+// image is an image: its programs are those of cmd.
+type image struct {
+	name     string
+	user     string
+	programs map[string]string // paths by the name of the program; the first argument is entry
+	entry    string
+}
+
+// images are all images. The agent is root with few capabilities: its worker is in a directory of its
+// own, which becomes the root of the worker.
+var images = []image{
+	{"copy-agent", "0:0", map[string]string{"agent": "/agent", "worker": "/worker/worker"}, "/agent"},
+	{"copy-apiserver", "65532:65532", map[string]string{"apiserver": "/apiserver"}, "/apiserver"},
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	out := flag.String("out", "images-out", "`directory` of the archives")
+	tag := flag.String("version", "dev", "`tag` of the images")
+	arch := flag.String("arch", runtime.GOARCH, "`processor`: amd64 or arm64")
+	flag.Parse()
+	if err := run(ctx, *out, *tag, *arch); err != nil {
+		fmt.Fprintln(os.Stderr, "images:", err)
+		os.Exit(1)
+	}
+}
+
+// run builds the programs, and writes the archives.
+func run(ctx context.Context, out, tag, arch string) error {
+	dir, err := os.MkdirTemp("", "causeway-images-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	for _, i := range images {
+		for program := range i.programs {
+			if err := build(ctx, filepath.Join(dir, program), program, arch); err != nil {
+				return fmt.Errorf("build %s: %w", program, err)
+			}
+		}
+		path := filepath.Join(out, i.name+".tar")
+		digests, err := i.write(dir, path, tag, arch)
+		if err != nil {
+			return fmt.Errorf("%s: %w", i.name, err)
+		}
+		fmt.Println(path, i.reference(tag), digests.Image)
+	}
+	return nil
+}
+
+// build builds a program of cmd.
+func build(ctx context.Context, to, program, arch string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", to, "./cmd/"+program)
+	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	return cmd.Run()
+}
+
+// reference returns the name of an image.
+func (i image) reference(tag string) string { return registry + "/" + i.name + ":" + tag }
+
+// write writes the archive of an image with the programs in a directory.
+func (i image) write(dir, path, tag, arch string) (oci.Digests, error) {
+	files := []oci.File{
+		{Path: "/etc/passwd", Mode: 0o644, Content: []byte("root:x:0:0:root:/:/sbin/nologin\n" +
+			"nonroot:x:65532:65532:nonroot:/:/sbin/nologin\n")},
+		{Path: "/etc/group", Mode: 0o644, Content: []byte("root:x:0:\nnonroot:x:65532:\n")},
+	}
+	for program, at := range i.programs {
+		content, err := os.ReadFile(filepath.Join(dir, program))
+		if err != nil {
+			return oci.Digests{}, err
+		}
+		files = append(files, oci.File{Path: at, Mode: 0o755, Content: content})
+	}
+	return oci.Write(path, i.reference(tag), oci.Image{Platform: "linux/" + arch, Layers: [][]oci.File{files},
+		Entrypoint: []string{i.entry}, User: i.user, Labels: map[string]string{
+			"org.opencontainers.image.source":  "https://github.com/causeway-csi/causeway",
+			"org.opencontainers.image.version": strings.TrimSpace(tag),
+		}})
+}
