@@ -8,7 +8,9 @@ PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Separate modules keep the product's go.mod small. Their tests run on Linux.
-MODULES = test/cluster sidecars/test test/e2e deploy/images containercopy
+MODULES = test/cluster sidecars/test test/e2e deploy/images $(COPY)
+# Container copy. The rest does not need the folder: hack/without-containercopy.
+COPY = $(patsubst %/go.mod,%,$(wildcard containercopy/go.mod containercopy/live/go.mod))
 # The flags of the suite's program, for all of its packages: with other flags Go would compile Kubernetes a second time, which takes minutes.
 SUITE = CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) -C test/e2e/tools/suite
 # go.work gives these modules the kit of this tree; their go.mod names a release.
@@ -30,7 +32,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -59,6 +61,11 @@ test-sidecars: ## run csi-sidecars with a real API server, and apply the manifes
 	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e '/outages$$' -e '/quotas$$'); $(GO) -C sidecars/test test -timeout 20m ./...
 test-copy: ## run the tests of container copy: containercopy/README.md
 	$(GO) -C containercopy test -p $(PACKAGES) $(RACE) ./...
+copy-cluster: ## use container copy in a cluster on this machine, with each part restarted, removed and installed again; root, Debian
+	$(GO) -C containercopy/live test -count=1 ./...
+	@$(GO) -C containercopy/live run .
+bench-copy: ## compare kubectl copy with kubectl cp in a cluster on this machine; root, Debian
+	@$(GO) -C containercopy/live run . --bench
 test-images: ## build the images for this machine and run their programs; root, or an ordinary user's namespaces
 	$(GO) -C deploy/images test -count=1 ./...
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
@@ -120,12 +127,15 @@ generate-rbac: ## generate the chart's roles
 	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheChartsRights ./cmd/csi-sidecars
 chart: ## render the files that come from the chart: deploy/linux, deploy/windows, its README, the tests' files
 	@$(GO) -C test/cluster run ./chart/render
+modules:
+	@echo $(MODULES)
 fuzz: ## run every fuzz target for a few seconds
 	./hack/fuzz $(GO)
 vet: ## go vet for every platform
 	set -e; for p in $(PLATFORMS); do echo "vet $$p"; export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; $(GO) vet ./...; done
 	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(SIDECARS) vet ./...; done
-	set -e; for p in windows/amd64 darwin/arm64; do echo "vet containercopy for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) -C containercopy vet ./...; done
+	set -e; for m in $(filter containercopy,$(COPY)); do for p in windows/amd64 darwin/arm64; do echo "vet $$m for $$p"; \
+	GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) -C $$m vet $$($(GO) -C $$m list ./... | grep -v -e apiserver -e images); done; done
 	set -e; for m in $(MODULES); do echo "vet $$m"; CGO_ENABLED=0 $(GO) -C $$m vet ./...; done
 	echo "vet the examples"; GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GO) vet $(EXAMPLES)
 	$(SUITE) vet ./...
