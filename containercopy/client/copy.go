@@ -25,7 +25,7 @@ type Options struct {
 	Owner     bool
 	Links     bool
 	Warn      func(path, reason string) // nil: ignored
-	Progress  func(bytes int64)         // bytes of the stream so far; nil: ignored
+	Progress  func(bytes int64)         // bytes of the stream so far, also in OpenSource; nil: ignored
 }
 
 // Result is the result of a copy.
@@ -82,8 +82,21 @@ func OpenSource(ctx context.Context, path string, o Options) (*Local, error) {
 		name = "root"
 	}
 	l := &Local{Contents: contents(path), path: path, name: name}
-	l.Sum, l.Entries, err = l.pack(ctx, io.Discard, o)
+	l.Sum, l.Entries, err = l.pack(ctx, o.counter(), o)
 	return l, err
+}
+
+// counter returns a writer that reports the progress.
+func (o Options) counter() io.Writer {
+	if o.Progress == nil {
+		return io.Discard
+	}
+	var bytes int64
+	return writerFunc(func(p []byte) (int, error) {
+		bytes += int64(len(p))
+		o.Progress(bytes)
+		return len(p), nil
+	})
 }
 
 // pack writes the stream of the source.
@@ -290,10 +303,20 @@ func verify(body *wire.Body, digest *archive.Digest) error {
 }
 
 // ReceiveStream writes the tar stream of a copy, such as to standard output. After an error the
-// bytes that were written are of no use.
+// bytes that were written are of no use. After the end of ctx a Write of w may still be in progress.
 func ReceiveStream(ctx context.Context, s *wire.Stream, w io.Writer, o Options) (Result, error) {
 	body, digest := s.Body(o.note), archive.NewDigest(o.SHA256)
-	_, err := io.Copy(w, contextReader{ctx, io.TeeReader(body, o.counted(digest))})
+	copied := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(w, contextReader{ctx, io.TeeReader(body, o.counted(digest))})
+		copied <- err
+	}()
+	var err error
+	select {
+	case err = <-copied:
+	case <-ctx.Done():
+		return Result{}, ctx.Err()
+	}
 	if err == nil {
 		err = verify(body, digest)
 	}

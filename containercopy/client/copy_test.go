@@ -316,3 +316,27 @@ func TestASourceThatWaits(t *testing.T) {
 		})
 	}
 }
+
+// waiting is a writer that waits, such as a pipe whose reader has stopped.
+type waiting struct{ begun, end chan struct{} }
+
+func (w waiting) Write(p []byte) (int, error) {
+	close(w.begun)
+	<-w.end
+	return len(p), nil
+}
+
+// TestADestinationThatWaits does not delay the end of a copy.
+func TestADestinationThatWaits(t *testing.T) {
+	w := waiting{make(chan struct{}), make(chan struct{})}
+	defer close(w.end)
+	s, _ := newContainer(t, func(s *wire.Stream) error { _, err := s.Write(make([]byte, 100)); return err })
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-w.begun
+		cancel()
+	}()
+	if r, err := ReceiveStream(ctx, s, w, options()); !errors.Is(err, context.Canceled) {
+		t.Errorf("ReceiveStream = %+v, %v, want Canceled", r, err)
+	}
+}

@@ -54,4 +54,6 @@ func (PodCopyFromOptions) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName is the name of the options in OpenAPI documents.
-func (PodCopyToOptions) OpenAPIModelName() string { return "dev.causeway.copy.v1alpha1.PodCopyToOptions" }
+func (PodCopyToOptions) OpenAPIModelName() string {
+	return "dev.causeway.copy.v1alpha1.PodCopyToOptions"
+}

@@ -91,7 +91,8 @@ func run(ctx context.Context, args []string, log io.Writer) int {
 	switch err := fs.Parse(args); {
 	case errors.Is(err, pflag.ErrHelp):
 		return 0
-	case err != nil: // pflag has printed it
+	case err != nil:
+		fmt.Fprintln(log, "apiserver:", err)
 		return 2
 	case fs.NArg() > 0:
 		fmt.Fprintf(log, "apiserver: unexpected argument %q\n", fs.Arg(0))

@@ -6,16 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
-	"strings"
+	"os"
+	"syscall"
 
 	gorilla "github.com/gorilla/websocket"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // the providers that kubectl has
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/transport/websocket"
-	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/causeway-csi/causeway/containercopy/api/options"
 	"github.com/causeway-csi/causeway/containercopy/client"
@@ -39,11 +40,17 @@ type streams struct {
 
 // run runs a command line, and returns the exit code.
 func run(ctx context.Context, args []string, s streams) int {
-	c, err := parse(args, s.err)
+	c, err := parse(args, s.out)
+	if err == nil && !c.help && !c.version {
+		err = c.checkLocal(s)
+	}
 	switch {
 	case err != nil:
-		fmt.Fprintf(s.err, "kubectl copy: %v\n", err)
-		return codeUsage
+		fmt.Fprintf(s.err, "kubectl copy: %s\n", printable(err.Error()))
+		if errors.Is(err, client.ErrUsage) {
+			return codeUsage
+		}
+		return codeError
 	case c.help:
 		return codeOK
 	case c.version:
@@ -70,10 +77,25 @@ func run(ctx context.Context, args []string, s streams) int {
 	return codeError
 }
 
-// busy reports whether an error is that of too many copies.
-func busy(err error) bool {
-	var f *wire.Failure
-	return apierrors.IsTooManyRequests(err) || errors.As(err, &f) && f.Code == wire.ResourceExhausted
+// checkLocal checks the path on this machine before a request. Errors: client.ErrUsage if it, or the
+// directory around a destination, does not exist; those of the system.
+func (c *command) checkLocal(s streams) error {
+	var err error
+	switch {
+	case c.from.Stdio() && isTerminal(s.in):
+		return fmt.Errorf("%w: standard input is a terminal: must be a tar stream", client.ErrUsage)
+	case c.to.Stdio() && isTerminal(s.out): // it would interpret the files of the container
+		return fmt.Errorf("%w: standard output is a terminal: must be a file or a pipe", client.ErrUsage)
+	case c.from.Stdio(), c.to.Stdio():
+	case c.from.Local():
+		_, err = os.Stat(c.from.Path)
+	default:
+		err = client.CheckDestination(c.to.Path)
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return fmt.Errorf("%w: %w", client.ErrUsage, err)
+	}
+	return err
 }
 
 // copy makes the copy.
@@ -92,26 +114,23 @@ func (c *command) copy(ctx context.Context, s streams, r *report) (client.Result
 		}
 	}
 	if c.from.Local() {
-		return c.send(ctx, config, namespace, s.in, c.options(r))
+		return c.send(ctx, config, namespace, s.in, r)
 	}
-	return c.receive(ctx, config, namespace, s.out, c.options(r))
+	return c.receive(ctx, config, namespace, s.out, r)
 }
 
 // receive copies from a container.
 func (c *command) receive(ctx context.Context, config *rest.Config, namespace string, out io.Writer,
-	o client.Options) (client.Result, error) {
+	r *report) (client.Result, error) {
+	o := c.options(r)
 	path, contents := client.TrimContents(c.from.Path)
-	if !c.to.Stdio() {
-		if err := client.CheckDestination(c.to.Path); err != nil {
-			return client.Result{}, err
-		}
-	}
 	request := options.PodCopyFromOptions{Container: c.container, Path: path, SHA256: o.SHA256}
 	s, end, err := dial(ctx, config, options.URLPath(options.From, namespace, c.from.Pod), request.Values())
 	if err != nil {
 		return client.Result{}, err
 	}
 	defer end()
+	r.begin("received")
 	if c.to.Stdio() {
 		return client.ReceiveStream(ctx, s, out, o)
 	}
@@ -120,15 +139,15 @@ func (c *command) receive(ctx context.Context, config *rest.Config, namespace st
 
 // send copies to a container.
 func (c *command) send(ctx context.Context, config *rest.Config, namespace string, in io.Reader,
-	o client.Options) (client.Result, error) {
+	r *report) (client.Result, error) {
+	o := c.options(r)
 	request := options.PodCopyToOptions{Container: c.container, Path: c.to.Path, Overwrite: c.overwrite,
 		PreserveMode: o.Mode, PreserveTimes: o.Times, PreserveOwner: o.Owner}
 	var source *client.Local
 	if !c.from.Stdio() {
+		r.begin("read")
 		var err error
-		quiet := o
-		quiet.Progress = nil
-		if source, err = client.OpenSource(ctx, c.from.Path, quiet); err != nil {
+		if source, err = client.OpenSource(ctx, c.from.Path, o); err != nil {
 			return client.Result{}, err
 		}
 		request.Contents = source.Contents
@@ -140,6 +159,7 @@ func (c *command) send(ctx context.Context, config *rest.Config, namespace strin
 		return client.Result{}, err
 	}
 	defer end()
+	r.begin("sent")
 	if source == nil {
 		return client.SendStream(ctx, in, s, o)
 	}
@@ -157,7 +177,8 @@ func dial(ctx context.Context, config *rest.Config, path string, query url.Value
 	}
 	target := base.JoinPath(path)
 	target.RawQuery = query.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	// gorilla/websocket does not end a handshake with its context: negotiate does.
+	req, err := http.NewRequestWithContext(context.WithoutCancel(ctx), http.MethodGet, target.String(), nil)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -165,7 +186,9 @@ func dial(ctx context.Context, config *rest.Config, path string, query url.Value
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err := websocket.Negotiate(rt, holder, req, wire.Subprotocol)
+	conn, err := negotiate(ctx, func() (*gorilla.Conn, error) {
+		return websocket.Negotiate(rt, holder, req, wire.Subprotocol)
+	})
 	if err != nil {
 		return nil, nil, explain(err)
 	}
@@ -174,27 +197,26 @@ func dial(ctx context.Context, config *rest.Config, path string, query url.Value
 	return wire.NewStream(socket), func() { stop(); socket.Close() }, nil
 }
 
-// errNoAPI: kube-apiserver does not know the resource.
-var errNoAPI = errors.New("the cluster has no container copy, or it is not available: see kubectl get apiservice " +
-	options.Version.Version + "." + options.Version.Group)
-
-// explain returns the reason of a refused connection.
-func explain(err error) error {
-	var upgrade *httpstream.UpgradeFailureError
-	if errors.As(err, &upgrade) {
-		err = upgrade.Cause
+// negotiate returns the connection of a handshake. After the end of ctx it does not wait for it.
+func negotiate(ctx context.Context, handshake func() (*gorilla.Conn, error)) (*gorilla.Conn, error) {
+	type result struct {
+		conn *gorilla.Conn
+		err  error
 	}
-	var api *apierrors.StatusError
-	if errors.As(err, &api) {
-		if s := api.ErrStatus; s.Code == http.StatusNotFound && s.Details != nil && s.Details.Name == "" {
-			return fmt.Errorf("%w (%s)", errNoAPI, s.Message)
+	results := make(chan result, 1)
+	go func() {
+		conn, err := handshake()
+		results <- result{conn, err}
+	}()
+	select {
+	case r := <-results:
+		return r.conn, r.err
+	case <-ctx.Done():
+	}
+	go func() {
+		if r := <-results; r.err == nil {
+			r.conn.Close()
 		}
-		return api
-	}
-	for _, status := range []int{http.StatusNotFound, http.StatusServiceUnavailable} { // kube-apiserver itself, in plain text
-		if errors.Is(err, gorilla.ErrBadHandshake) && strings.Contains(err.Error(), fmt.Sprintf("(%d ", status)) {
-			return fmt.Errorf("%w (%w)", errNoAPI, err)
-		}
-	}
-	return err
+	}()
+	return nil, ctx.Err()
 }

@@ -7,13 +7,14 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -31,23 +32,36 @@ import (
 
 // server is a kube-apiserver whose container is the far side of a copy.
 type server struct {
-	status *metav1.Status // of a refusal; nil: the copy begins
-	serve  func(s *wire.Stream)
+	mu       sync.Mutex
+	refuse   func(w http.ResponseWriter) // nil: the copy begins
+	serve    func(s *wire.Stream)
+	requests []*http.Request
+}
 
-	mu    sync.Mutex
-	paths []string
-	query url.Values
-	auth  string
+// set changes the answer to later requests.
+func (s *server) set(serve func(s *wire.Stream), refuse func(w http.ResponseWriter)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.serve, s.refuse = serve, refuse
+}
+
+// last returns the last request. Nil: none.
+func (s *server) last() *http.Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.requests) == 0 {
+		return nil
+	}
+	return s.requests[len(s.requests)-1]
 }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	s.paths, s.query, s.auth = append(s.paths, r.URL.Path), r.URL.Query(), r.Header.Get("Authorization")
+	s.requests = append(s.requests, r)
+	refuse, serve := s.refuse, s.serve
 	s.mu.Unlock()
-	if s.status != nil {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(int(s.status.Code))
-		json.NewEncoder(w).Encode(s.status)
+	if refuse != nil {
+		refuse(w)
 		return
 	}
 	u := websocket.Upgrader{Subprotocols: []string{wire.Subprotocol}}
@@ -57,11 +71,21 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	socket := stream.NewSocket(conn)
 	defer socket.Close()
-	s.serve(wire.NewStream(socket))
+	serve(wire.NewStream(socket))
 }
 
-// start serves the API, and makes a kubeconfig for it the default.
-func (s *server) start(t *testing.T) {
+// refuses answers with a Status.
+func refuses(status metav1.Status) func(w http.ResponseWriter) {
+	return func(w http.ResponseWriter) {
+		status.TypeMeta, status.Status = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, metav1.StatusFailure
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(int(status.Code))
+		json.NewEncoder(w).Encode(status)
+	}
+}
+
+// start serves the API, and makes a kubeconfig for it the default, whose path it returns.
+func (s *server) start(t *testing.T) string {
 	t.Helper()
 	front := httptest.NewTLSServer(s)
 	t.Cleanup(front.Close)
@@ -70,13 +94,15 @@ func (s *server) start(t *testing.T) {
 	config := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c",
 "clusters":[{"name":"c","cluster":{"server":%q,"certificate-authority":%q}}],
 "users":[{"name":"u","user":{"token":"secret"}}],
-"contexts":[{"name":"c","context":{"cluster":"c","user":"u","namespace":"ours"}}]}`, front.URL+"/prefix", filepath.Join(dir, "ca"))
+"contexts":[{"name":"c","context":{"cluster":"c","user":"u","namespace":"ours"}},
+{"name":"plain","context":{"cluster":"c","user":"u"}}]}`, front.URL+"/prefix", filepath.Join(dir, "ca"))
 	for name, content := range map[string]string{"ca": string(ca), "config": config} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Setenv("KUBECONFIG", filepath.Join(dir, "config"))
+	return filepath.Join(dir, "config")
 }
 
 // entry is a file or a directory of a stream.
@@ -156,6 +182,54 @@ func nothing(t *testing.T, dir string) {
 	}
 }
 
+// TestFlagsOfTheConfiguration: those of kubectl select the server, the user and the namespace.
+func TestFlagsOfTheConfiguration(t *testing.T) {
+	s := &server{serve: sends(t, entry{"f", "content"})}
+	config := s.start(t)
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	if got := copying(t, "", "p:/f", "-"); got.code != 1 {
+		t.Errorf("without a kubeconfig: %+v", got)
+	}
+	for namespace, args := range map[string][]string{"ours": {}, "default": {"--context=plain"}, "flag": {"-n", "flag"}} {
+		args = append(args, "--kubeconfig="+config, "--as=other", "--token=stronger", "p:/f", "-")
+		got := copying(t, "", args...)
+		r := s.last()
+		if got.code != 0 || r == nil || r.URL.Path != "/prefix"+options.URLPath(options.From, namespace, "p") ||
+			r.Header.Get("Impersonate-User") != "other" || r.Header.Get("Authorization") != "Bearer stronger" {
+			t.Errorf("%q: %+v, %+v", args, got, r)
+		}
+	}
+	if got := copying(t, "", "--kubeconfig="+config, "--context=none", "p:/f", "-"); got.code != 1 || !strings.Contains(got.err, "none") {
+		t.Errorf("an unknown context: %+v", got)
+	}
+}
+
+// TestAFile: a file keeps its name in a directory, and gets that of the destination elsewhere.
+func TestAFile(t *testing.T) {
+	s := &server{serve: sends(t, entry{"f", "content"})}
+	s.start(t)
+	dir := t.TempDir()
+	for _, to := range []string{dir + "/new", dir, dir + "/"} {
+		if got := copying(t, "", "--overwrite=files", "p:/f", to); got.code != 0 || !strings.HasSuffix(got.err, "\n1 entry, 2048 bytes (2.0 KiB)\n") {
+			t.Errorf("%s: %+v", to, got)
+		}
+	}
+	for _, name := range []string{"new", "f"} {
+		if content, err := os.ReadFile(filepath.Join(dir, name)); string(content) != "content" {
+			t.Errorf("%s: %q, %v", name, content, err)
+		}
+	}
+	var r received
+	s.set(keeps(t, &r), nil)
+	if got := copying(t, "", dir+"/f", "other/p:/x"); got.code != 0 || strings.Join(r.names, " ") != "f" || r.sum.Check(r.end) != nil ||
+		got.err != "1 entry, 2048 bytes (2.0 KiB)\n" {
+		t.Errorf("%+v, %+v", got, r)
+	}
+	if want := "checksum=" + strconv.Itoa(int(r.sum.CRC32C)) + "&overwrite=never&path=%2Fx&size=2048"; s.last().URL.RawQuery != want {
+		t.Errorf("the query: %s, want %s", s.last().URL.RawQuery, want)
+	}
+}
+
 func TestFromAContainer(t *testing.T) {
 	s := &server{serve: sends(t, entry{"d/", ""}, entry{"d/f", "content"})}
 	s.start(t)
@@ -170,13 +244,14 @@ func TestFromAContainer(t *testing.T) {
 	if strings.ContainsRune(got.err, '\x1b') || !strings.Contains(got.err, `skipped "dev\x1b[2J": a device`) {
 		t.Errorf("the warning: %q", got.err)
 	}
-	if s.paths[0] != "/prefix"+options.URLPath(options.From, "ours", "p") || s.auth != "Bearer secret" ||
-		s.query.Encode() != "container=main&path=%2Fa+b%2Fd&sha256=true" {
-		t.Errorf("the request: %v %v %q", s.paths, s.query, s.auth)
+	first := s.last()
+	if first.URL.Path != "/prefix"+options.URLPath(options.From, "ours", "p") || first.Header.Get("Authorization") != "Bearer secret" ||
+		first.URL.RawQuery != "container=main&path=%2Fa+b%2Fd&sha256=true" {
+		t.Errorf("the request: %+v", first)
 	}
-	if got = copying(t, "", "other/p:/d/.", dir+"/contents"); got.code != 0 || s.query.Get("path") != "/d/" ||
-		!strings.Contains(s.paths[1], "/namespaces/other/") {
-		t.Errorf("%+v, %v %v", got, s.paths, s.query)
+	if got = copying(t, "", "other/p:/d/.", dir+"/contents"); got.code != 0 || s.last().URL.Query().Get("path") != "/d/" ||
+		!strings.Contains(s.last().URL.Path, "/namespaces/other/") {
+		t.Errorf("%+v, %+v", got, s.last())
 	}
 	if got = copying(t, "", "p:/d", "-"); got.code != 0 || !strings.Contains(got.out, "content") {
 		t.Errorf("to standard output: %+v", got)
@@ -209,81 +284,120 @@ func TestToAContainer(t *testing.T) {
 		t.Fatalf("%+v, %+v", got, r)
 	}
 	var o options.PodCopyToOptions
-	if err := o.Parse(s.query); err != nil {
+	if err := o.Parse(s.last().URL.Query()); err != nil {
 		t.Fatal(err)
 	}
 	if o.Path != "/x" || *o.Size != r.sum.Size || *o.Checksum != r.sum.CRC32C || o.SHA256 != hex.EncodeToString(r.sum.SHA256) ||
 		o.Overwrite != "tree" || !o.PreserveMode || !o.PreserveTimes || !o.PreserveOwner || o.Contents {
 		t.Errorf("the request: %+v", o)
 	}
-	if got = copying(t, "", dir+"/.", "p:/x"); got.code != 0 || s.query.Get("contents") != "true" || s.query.Has("sha256") {
-		t.Errorf("contents: %+v, %v", got, s.query)
+	if got = copying(t, "", dir+"/.", "p:/x"); got.code != 0 || s.last().URL.Query().Get("contents") != "true" || s.last().URL.Query().Has("sha256") {
+		t.Errorf("contents: %+v, %v", got, s.last().URL.Query())
 	}
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	w.WriteHeader(&tar.Header{Name: "f", Size: 0, Typeflag: tar.TypeReg})
 	w.Close()
-	if got = copying(t, b.String(), "-", "p:/x"); got.code != 0 || strings.Join(r.names, " ") != "f" || s.query.Has("size") {
-		t.Errorf("standard input: %+v, %+v, %v", got, r, s.query)
+	if got = copying(t, b.String(), "-", "p:/x"); got.code != 0 || strings.Join(r.names, " ") != "f" || s.last().URL.Query().Has("size") {
+		t.Errorf("standard input: %+v, %+v, %v", got, r, s.last().URL.Query())
 	}
 }
 
 // TestRefusals: the message of the API is printed once, and the exit code depends on its reason.
 func TestRefusals(t *testing.T) {
+	plain := func(code int, text string) func(w http.ResponseWriter) {
+		return func(w http.ResponseWriter) { http.Error(w, text, code) }
+	}
+	long := strings.Repeat("a long message \"", 100)
 	s := &server{}
 	s.start(t)
 	dir := t.TempDir()
 	for name, tc := range map[string]struct {
-		status metav1.Status
+		refuse func(w http.ResponseWriter)
 		code   int
 		text   string
 	}{
-		"forbidden": {metav1.Status{Status: "Failure", Code: 403, Reason: metav1.StatusReasonForbidden, Message: "no \x1b[1m right"}, 1, `kubectl copy: "no \x1b[1m right"` + "\n"},
-		"busy":      {metav1.Status{Status: "Failure", Code: 429, Reason: metav1.StatusReasonTooManyRequests, Message: "try again later"}, 75, "kubectl copy: try again later\n"},
-		"no API": {metav1.Status{Status: "Failure", Code: 404, Reason: metav1.StatusReasonNotFound, Message: "the server could not find the requested resource", Details: &metav1.StatusDetails{}}, 1,
-			"kubectl copy: " + errNoAPI.Error() + " (the server could not find the requested resource)\n"},
-		"no pod": {metav1.Status{Status: "Failure", Code: 404, Reason: metav1.StatusReasonNotFound, Message: `pods "p" not found`, Details: &metav1.StatusDetails{Name: "p", Kind: "pods"}}, 1, "kubectl copy: pods \"p\" not found\n"},
+		"forbidden": {refuses(metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden, Message: `pods "p" is forbidden: no exec`,
+			Details: &metav1.StatusDetails{Kind: "pods", Name: "p"}}), 1, `pods "p" is forbidden: no exec`},
+		"forbidden by kube-apiserver": {refuses(metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden, Message: "no right",
+			Details: &metav1.StatusDetails{Group: "copy.causeway.dev", Kind: "podcopiesfrom", Name: "p"}}), 1, "no right (or " + errNoAPI.Error() + ")"},
+		"control characters":   {refuses(metav1.Status{Code: 500, Message: "no \x1b[1m right"}), 1, `"no \x1b[1m right"`},
+		"busy":                 {refuses(metav1.Status{Code: 429, Reason: metav1.StatusReasonTooManyRequests, Message: "try again later"}), 75, "try again later"},
+		"busy, kube-apiserver": {plain(429, "Too many requests, please try again later."), 75, "Too many requests, please try again later."},
+		"no API":               {plain(404, "404 page not found"), 1, errNoAPI.Error() + " (404 page not found)"},
+		"no resource":          {refuses(metav1.Status{Code: 404, Reason: metav1.StatusReasonNotFound, Message: notServed}), 1, errNoAPI.Error() + " (" + notServed + ")"},
+		"not available":        {plain(503, "service unavailable"), 1, errNoAPI.Error() + " (service unavailable)"},
+		"no pod": {refuses(metav1.Status{Code: 404, Reason: metav1.StatusReasonNotFound, Message: `pods "p" not found`,
+			Details: &metav1.StatusDetails{Name: "p", Kind: "pods"}}), 1, `pods "p" not found`},
+		"no file":        {refuses(metav1.Status{Code: 404, Reason: metav1.StatusReasonNotFound, Message: "/x: no such file or directory"}), 1, "/x: no such file or directory"},
+		"no agent":       {refuses(metav1.Status{Code: 503, Reason: metav1.StatusReasonServiceUnavailable, Message: "node n has no agent"}), 1, "node n has no agent"},
+		"no text":        {func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) }, 1, "the server returned 502 Bad Gateway"},
+		"no WebSocket":   {func(w http.ResponseWriter) { w.WriteHeader(http.StatusOK) }, 1, "the server returned 200 OK"},
+		"a long message": {refuses(metav1.Status{Code: 429, Message: long}), 75, long[:500]},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tc.status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-			s.status = &tc.status
-			if got := copying(t, "", "p:/x", dir+"/x"); got != (outcome{tc.code, "", tc.text}) {
-				t.Errorf("%+v, want %d %q", got, tc.code, tc.text)
+			s.set(nil, tc.refuse)
+			got := copying(t, "", "p:/x", dir+"/x")
+			if name == "a long message" {
+				if got.code != 75 || !strings.HasPrefix(got.err, "kubectl copy: "+tc.text) {
+					t.Errorf("%+v", got)
+				}
+				return
+			}
+			if want := (outcome{tc.code, "", "kubectl copy: " + tc.text + "\n"}); got != want {
+				t.Errorf("%+v, want %+v", got, want)
 			}
 		})
 	}
 	nothing(t, dir)
 }
 
-// TestErrorsOfTheContainer: nothing is at the destination after an error in the middle.
+// TestErrorsOfTheContainer: nothing is at the destination after an error in the middle, and no control
+// character of the container is on the terminal.
 func TestErrorsOfTheContainer(t *testing.T) {
 	s := &server{}
 	s.start(t)
-	dir := t.TempDir()
+	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "large")
+	if err := os.WriteFile(source, make([]byte, 4<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fails := func(code wire.Code, text string) func(s *wire.Stream) {
+		return func(s *wire.Stream) { s.Send(wire.Message{Type: wire.Result, Code: code, Text: text}) }
+	}
 	for name, tc := range map[string]struct {
 		serve func(s *wire.Stream)
 		code  int
 		words string
+		args  []string // "": a copy from the container
 	}{
-		"end of the connection": {func(s *wire.Stream) { s.Write(make([]byte, 100)) }, 1, "connection ended"},
-		"failure": {func(s *wire.Stream) {
-			s.Send(wire.Message{Type: wire.Result, Code: wire.NotFound, Text: "no such file"})
-		}, 1, "no such file"},
-		"busy": {func(s *wire.Stream) {
-			s.Send(wire.Message{Type: wire.Result, Code: wire.ResourceExhausted, Text: "try again later"})
-		}, 75, "try again later"},
+		"end of the connection": {half, 1, "connection ended", nil},
+		"no entry":              {sends(t), 1, "no entry", nil},
+		"failure":               {fails(wire.NotFound, "no such file"), 1, "kubectl copy: no such file\n", nil},
+		"full disk":             {fails(wire.ResourceExhausted, "no space left"), 1, "kubectl copy: no space left\n", nil},
+		"control characters":    {fails(wire.Internal, "a\x1b]0;b\a"), 1, `kubectl copy: "a\x1b]0;b\a"`, nil},
+		"a name with a control": {sends(t, entry{"../\x1b[2J", "x"}), 1, `x1b[2J`, nil},
 		"wrong checksum": {func(s *wire.Stream) {
 			w := tar.NewWriter(s)
 			w.WriteHeader(&tar.Header{Name: "f", Size: 0, Typeflag: tar.TypeReg})
 			w.Close()
 			s.Send(wire.EndOf(archive.Sum{Size: 1536, CRC32C: 1}, archive.Counts{Entries: 1}))
 			s.Await(wire.Ack, nil)
-		}, 1, ""},
-		"an escape": {sends(t, entry{"../f", "x"}), 1, ""},
+		}, 1, "CRC-32C", nil},
+		"an escape": {sends(t, entry{"../f", "x"}), 1, "refused", nil},
+
+		"to: end of the connection": {func(s *wire.Stream) { s.Receive() }, 1, "", []string{source, "p:/x"}},
+		"to: failure":               {fails(wire.PermissionDenied, "uid 1 may not write"), 1, "kubectl copy: uid 1 may not write\n", []string{source, "p:/x"}},
+		"to: full disk":             {fails(wire.ResourceExhausted, "no space left"), 1, "no space left", []string{source, "p:/x"}},
+		"output: end":               {half, 1, "connection ended", []string{"p:/x", "-"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s.serve = tc.serve
-			if got := copying(t, "", "p:/x", dir+"/x"); got.code != tc.code || !strings.Contains(got.err, tc.words) {
+			s.set(tc.serve, nil)
+			args := tc.args
+			if args == nil {
+				args = []string{"p:/x", dir + "/x"}
+			}
+			got := copying(t, "", args...)
+			if got.code != tc.code || !strings.Contains(got.err, tc.words) || strings.Contains(got.err, "\x1b") {
 				t.Errorf("%+v, want %d with %q", got, tc.code, tc.words)
 			}
 			nothing(t, dir)
@@ -291,80 +405,170 @@ func TestErrorsOfTheContainer(t *testing.T) {
 	}
 }
 
-// TestAStall: --timeout and a signal end a copy whose far side sends and reads nothing.
+// half sends the first half of a file.
+func half(s *wire.Stream) {
+	w := tar.NewWriter(s)
+	w.WriteHeader(&tar.Header{Name: "f", Size: 2 << 20, Mode: 0o600, Typeflag: tar.TypeReg})
+	w.Write(make([]byte, 1<<20))
+}
+
+// waiting is a standard stream that waits.
+type waiting struct{ end chan struct{} }
+
+func (w waiting) Read([]byte) (int, error)    { <-w.end; return 0, io.EOF }
+func (w waiting) Write(p []byte) (int, error) { <-w.end; return len(p), nil }
+
+// unfinished returns the files of unfinished copies.
+func unfinished(dir string) []string {
+	names, _ := filepath.Glob(filepath.Join(dir, ".kcopy*", "f"))
+	return names
+}
+
+// TestAStall: --timeout and a signal end a copy whose far side, or whose standard stream, waits. The
+// unfinished copy is removed.
 func TestAStall(t *testing.T) {
 	end := make(chan struct{})
-	defer close(end)
-	s := &server{serve: func(*wire.Stream) { <-end }}
+	s := &server{}
 	s.start(t)
+	t.Cleanup(func() { close(end) }) // before the server is closed, which waits for its requests
 	dir, large := t.TempDir(), filepath.Join(t.TempDir(), "large")
 	if err := os.WriteFile(large, make([]byte, 32<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	silent, w := io.Pipe() // a terminal on which nothing is typed
-	defer w.Close()
-	for _, args := range [][]string{{"p:/x", dir + "/x"}, {large, "p:/x"}, {"p:/x", "-"}, {"-", "p:/x"}} {
-		var text bytes.Buffer
-		if code := run(t.Context(), append([]string{"--timeout=300ms"}, args...), streams{silent, io.Discard, &text}); code != 1 || !strings.Contains(text.String(), "takes longer than 300ms") {
-			t.Errorf("%q: %d, %s", args, code, &text)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(300*time.Millisecond, cancel) // as a signal does
-		text.Reset()
-		if code := run(ctx, args, streams{silent, io.Discard, &text}); code != 1 || !strings.Contains(text.String(), "canceled") {
-			t.Errorf("%q: %d, %s", args, code, &text)
-		}
-		nothing(t, dir)
+	stalls := func(s *wire.Stream) { half(s); <-end }
+	for name, tc := range map[string]struct {
+		serve  func(s *wire.Stream)
+		refuse func(w http.ResponseWriter)
+		args   []string
+	}{
+		"from":       {stalls, nil, []string{"p:/x", dir + "/x"}},
+		"to":         {func(*wire.Stream) { <-end }, nil, []string{large, "p:/x"}},
+		"output":     {stalls, nil, []string{"p:/x", "-"}},
+		"input":      {func(s *wire.Stream) { s.Await(wire.Result, nil) }, nil, []string{"-", "p:/x"}},
+		"handshake":  {nil, func(http.ResponseWriter) { <-end }, []string{"p:/x", dir + "/x"}},
+		"the result": {func(s *wire.Stream) { io.Copy(io.Discard, s.Body(nil)); <-end }, nil, []string{large, "p:/x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.set(tc.serve, tc.refuse)
+			std := waiting{end}
+			var text bytes.Buffer
+			code := run(t.Context(), append([]string{"--timeout=500ms"}, tc.args...), streams{std, std, &text})
+			if code != 1 || text.String() != "kubectl copy: the copy takes longer than 500ms\n" {
+				t.Errorf("--timeout: %d, %q", code, &text)
+			}
+			nothing(t, dir)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			go func() {
+				defer cancel(errors.New("a signal")) // as signal.NotifyContext does
+				time.Sleep(500 * time.Millisecond)
+				for i := 0; name == "from" && len(unfinished(dir)) == 0; i++ { // else the test proves nothing
+					if i == 100 {
+						t.Error("no unfinished copy during the copy")
+						return
+					}
+					time.Sleep(100 * time.Millisecond)
+				}
+			}()
+			text.Reset()
+			if code := run(ctx, tc.args, streams{std, std, &text}); code != 1 || text.String() != "kubectl copy: a signal\n" {
+				t.Errorf("a signal: %d, %q", code, &text)
+			}
+			nothing(t, dir)
+		})
+	}
+	s.set(func(s *wire.Stream) {
+		s.Send(wire.Message{Type: wire.Result, Code: wire.Aborted, Text: "the pod is deleted"})
+	}, nil)
+	var text bytes.Buffer // an error of the container does not wait for input
+	if code := run(t.Context(), []string{"-", "p:/x"}, streams{waiting{end}, io.Discard, &text}); code != 1 ||
+		text.String() != "kubectl copy: the pod is deleted\n" {
+		t.Errorf("%d, %q", code, &text)
 	}
 }
 
 func TestUsage(t *testing.T) {
-	s := &server{status: &metav1.Status{Code: 500}}
+	s := &server{refuse: func(w http.ResponseWriter) { w.WriteHeader(http.StatusInternalServerError) }}
 	s.start(t)
-	for _, args := range [][]string{
-		{}, {"a"}, {"a", "b"}, {"p:/a", "q:/b"}, {"p:relative", "x"}, {"p:/a", "x", "y"}, {"p:/a", ""}, {"--checksum=md5", "p:/a", "x"},
-		{"--overwrite=yes", "p:/a", "x"}, {"--preserve=xattrs", "p:/a", "x"}, {"--links=none", "p:/a", "x"}, {"--progress=bar", "p:/a", "x"},
-		{"--timeout=-1s", "p:/a", "x"}, {"--nonsense", "p:/a", "x"}, {"-n", "a", "b/p:/a", "x"},
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for words, args := range map[string][]string{
+		"0 arguments": {}, "1 arguments": {"a"}, "neither": {"a", "b"}, "both paths": {"p:/a", "q:/b"},
+		`"relative" in pod p must be absolute`: {"p:relative", "x"}, "3 arguments": {"p:/a", "x", "y"}, "empty": {"p:/a", ""},
+		`--checksum "md5"`: {"--checksum=md5", "p:/a", "x"}, `--overwrite "yes"`: {"--overwrite=yes", "p:/a", "x"},
+		`--preserve "xattrs"`: {"--preserve=mode,xattrs", "p:/a", "x"}, `--links "none"`: {"--links=none", "p:/a", "x"},
+		`--progress "bar"`: {"--progress=bar", "p:/a", "x"}, "--timeout -1s": {"--timeout=-1s", "p:/a", "x"},
+		`"soon"`: {"--timeout=soon", "p:/a", "x"}, "--nonsense": {"--nonsense", "p:/a", "x"},
+		`"b" and "a" differ`: {"-n", "a", "b/p:/a", "x"}, `--namespace "a/b"`: {"-n", "a/b", "p:/a", "x"},
+		`is no pod`: {"\x1b[2J:/a", "x"}, "none: ": {dir + "/none", "p:/x"}, "/none/x does not exist": {"p:/x", dir + "/none/x"},
+		"file/": {file + "/", "p:/x"}, "file/x": {"p:/x", file + "/x"},
 	} {
-		if got := copying(t, "", args...); got.code != 2 || !strings.HasPrefix(got.err, "kubectl copy: usage: ") {
-			t.Errorf("%q: %+v", args, got)
+		if got := copying(t, "", args...); got.code != 2 || !strings.HasPrefix(got.err, "kubectl copy: ") || got.out != "" ||
+			!strings.Contains(got.err, words) || strings.Count(got.err, "\n") != 1 || strings.Contains(got.err, "\x1b") {
+			t.Errorf("%q: %+v, want %s", args, got, words)
 		}
 	}
-	for _, args := range [][]string{{"/none/at/all", "p:/x"}, {"p:/x", "/none/at/all"}} { // before the request
-		if got := copying(t, "", args...); got.code != 1 || !strings.Contains(got.err, "/none/at") {
-			t.Errorf("%q: %+v", args, got)
-		}
-	}
-	if len(s.paths) > 0 {
-		t.Errorf("requests: %q", s.paths)
+	if r := s.last(); r != nil {
+		t.Errorf("a request: %+v", r)
 	}
 	if got := copying(t, "", "--version"); got != (outcome{0, "dev\n", ""}) {
 		t.Errorf("--version: %+v", got)
 	}
-	if got := copying(t, "", "-h"); got.code != 0 || !strings.Contains(got.err, "--overwrite") {
-		t.Errorf("-h: %+v", got)
+	got := copying(t, "", "-h")
+	for _, flag := range []string{"-n, --namespace", "-c, --container", "--checksum", "--preserve", "--overwrite", "--links", "--timeout",
+		"--progress", "--version", "--kubeconfig", "--context"} {
+		if got.code != 0 || got.err != "" || !strings.Contains(got.out, flag) {
+			t.Errorf("-h has no %s: %+v", flag, got)
+		}
 	}
 }
 
-// TestReport: the lines of progress.
+// TestATerminal gets no stream, and shows the progress.
+func TestATerminal(t *testing.T) {
+	f, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil || !isTerminal(f) {
+		t.Skip("no terminal: ", err)
+	}
+	defer f.Close()
+	for _, args := range [][]string{{"p:/x", "-"}, {"-", "p:/x"}} {
+		var text bytes.Buffer
+		if code := run(t.Context(), args, streams{f, f, &text}); code != 2 || !strings.Contains(text.String(), "is a terminal") {
+			t.Errorf("%q: %d, %q", args, code, &text)
+		}
+	}
+	r := newReport(f, "auto")
+	defer close(r.ended)
+	if !r.rewrite || r.every != 200*time.Millisecond {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestReport: the lines of progress, and the end.
 func TestReport(t *testing.T) {
 	var b bytes.Buffer
 	r := newReport(&b, "plain")
-	r.note(1)
-	if b.Len() > 0 {
-		t.Errorf("at once: %q", b.String())
-	}
-	r.start, r.last = r.start.Add(-6*time.Second), r.last.Add(-6*time.Second)
+	r.line(time.Now())
+	r.begin("sent")
 	r.note(6 << 20)
-	if got := b.String(); !strings.HasPrefix(got, "6.0 MiB, ") || !strings.HasSuffix(got, "/s \n") {
-		t.Errorf("%q", got)
+	r.line(r.start.Add(6 * time.Second))
+	r.rewrite = true
+	for _, n := range []int64{6 << 20, 6} {
+		r.note(n)
+		r.line(r.start.Add(time.Second))
 	}
-	b.Reset()
-	r = newReport(&b, "auto") // no terminal
-	r.start, r.last = r.start.Add(-6*time.Second), r.last.Add(-6*time.Second)
-	r.note(6 << 20)
-	r.end(client.Result{Entries: 3, Sum: archive.Sum{Size: 1023}}, false, nil)
-	if got := b.String(); got != "3 entries, 1023 B\n" {
-		t.Errorf("%q", got)
+	r.warn("\u202egpj", "a\xff")
+	r.end(client.Result{Entries: 3, Sum: archive.Sum{Size: 1023, SHA256: []byte{1, 255}}}, true, nil)
+	r.line(time.Now())
+	const want = "sent 6.0 MiB, 1.0 MiB/s\n" + "\rsent 6.0 MiB, 6.0 MiB/s\rsent 6 B, 6 B/s        \n" +
+		`kubectl copy: skipped "\u202egpj": "a\xff"` + "\n3 entries, 1023 bytes, SHA-256 of the tar stream 01ff\n"
+	if got := b.String(); got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	for _, progress := range []string{"auto", "none"} { // b is no terminal
+		if r := newReport(&b, progress); r.every != 0 {
+			t.Errorf("%s: %+v", progress, r)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/causeway-csi/causeway/containercopy/api/options"
@@ -25,7 +26,7 @@ const usage = `Copy files and directories to and from containers.
 
 Paths in a container are absolute. The path - is a tar stream on standard input or output. A path to a
 directory that ends with /. means the content of the directory. An existing file is not replaced without
---overwrite.
+--overwrite. Exit codes: 0 copied; 1 error; 2 invalid command line; 75 too many copies: retry later.
 
 `
 
@@ -47,17 +48,16 @@ type command struct {
 }
 
 // overwrites are the values of --overwrite.
-var overwrites = map[string]place.Overwrite{
-	options.Never: place.Never, options.Files: place.Files, options.Tree: place.Tree}
+var overwrites = map[string]place.Overwrite{options.Never: place.Never, options.Files: place.Files,
+	options.Tree: place.Tree}
 
-// flags returns the flags of a command.
+// flags returns the flags of a command, whose usage is printed to out.
 func (c *command) flags(out io.Writer) *pflag.FlagSet {
 	fs := pflag.NewFlagSet("kubectl copy", pflag.ContinueOnError)
 	fs.SetOutput(out)
 	fs.SortFlags = false
 	fs.Usage = func() { fmt.Fprint(out, usage, "Flags:\n", fs.FlagUsages()) }
-	fs.StringVarP(&c.container, "container", "c", "",
-		"name of the container; default: that of the pod, as for kubectl exec")
+	fs.StringVarP(&c.container, "container", "c", "", "name of the container; default: as for kubectl exec")
 	fs.StringVar(&c.checksum, "checksum", "crc32c", "checksum of both sides: crc32c or sha256")
 	fs.StringSliceVar(&c.preserve, "preserve", nil, "attributes that the copy keeps: mode, times, owner")
 	fs.StringVar(&c.overwrite, "overwrite", options.Never, "never; files: replace files, and add to directories; "+
@@ -114,12 +114,14 @@ func (c *command) check() error {
 			return fmt.Errorf("%w: invalid --preserve %q: must be mode, times, owner", client.ErrUsage, p)
 		}
 	}
+	namespace := c.overrides.Context.Namespace
 	switch pod := c.pod(); {
 	case c.timeout < 0:
 		return fmt.Errorf("%w: invalid --timeout %s: must not be negative", client.ErrUsage, c.timeout)
-	case pod.Namespace != "" && c.overrides.Context.Namespace != "" && pod.Namespace != c.overrides.Context.Namespace:
-		return fmt.Errorf("%w: the namespaces %q and %q differ", client.ErrUsage, pod.Namespace,
-			c.overrides.Context.Namespace)
+	case namespace != "" && len(validation.IsDNS1123Label(namespace)) > 0:
+		return fmt.Errorf("%w: invalid --namespace %q", client.ErrUsage, namespace)
+	case namespace != "" && pod.Namespace != "" && pod.Namespace != namespace:
+		return fmt.Errorf("%w: the namespaces %q and %q differ", client.ErrUsage, pod.Namespace, namespace)
 	}
 	return nil
 }

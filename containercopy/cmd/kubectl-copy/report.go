@@ -4,8 +4,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 
@@ -14,50 +18,87 @@ import (
 
 // report prints progress, warnings and the end of a copy.
 type report struct {
-	out    io.Writer
-	every  time.Duration // between lines of progress; 0: none
-	ending string        // of a line of progress
+	out     io.Writer
+	every   time.Duration // between lines of progress; 0: none
+	rewrite bool          // a line of progress replaces the last one
+	bytes   atomic.Int64
+	ended   chan struct{}
 
-	mu    sync.Mutex
-	start time.Time
-	last  time.Time
-	open  bool // a line of progress is on the terminal
+	mu     sync.Mutex
+	action string // "": no progress yet
+	start  time.Time
+	width  int // of the line of progress at the cursor; 0: none
 }
 
-// newReport returns a report by the value of --progress.
+// newReport returns a report by the value of --progress. The caller calls end.
 func newReport(out io.Writer, progress string) *report {
-	r := &report{out: out, start: time.Now(), last: time.Now()}
-	f, isFile := out.(*os.File)
+	r := &report{out: out, ended: make(chan struct{})}
 	switch {
 	case progress == "plain":
-		r.every, r.ending = 5*time.Second, "\n"
-	case progress == "auto" && isFile && term.IsTerminal(int(f.Fd())):
-		r.every, r.ending = 200*time.Millisecond, "\r"
+		r.every = 5 * time.Second
+	case progress == "auto" && isTerminal(out):
+		r.every, r.rewrite = 200*time.Millisecond, true
+	}
+	if r.every > 0 {
+		go r.tick()
 	}
 	return r
 }
 
-// note prints the progress, not too often.
-func (r *report) note(bytes int64) {
-	if r.every == 0 {
-		return
+// isTerminal reports whether a stream is a terminal.
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// tick prints the progress until the end.
+func (r *report) tick() {
+	tick := time.NewTicker(r.every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.ended:
+			return
+		case now := <-tick.C:
+			r.line(now)
+		}
 	}
+}
+
+// begin begins an action that has progress.
+func (r *report) begin(action string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := time.Now()
-	if now.Sub(r.last) < r.every {
+	r.bytes.Store(0)
+	r.action, r.start = action, time.Now()
+}
+
+// note notes the progress of the action.
+func (r *report) note(bytes int64) { r.bytes.Store(bytes) }
+
+// line prints the progress.
+func (r *report) line(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.action == "" {
 		return
 	}
-	r.last = now
-	fmt.Fprintf(r.out, "%s, %s/s %s", size(bytes), size(int64(float64(bytes)/now.Sub(r.start).Seconds())), r.ending)
-	r.open = r.ending == "\r"
+	bytes := r.bytes.Load()
+	rate := float64(bytes) / max(now.Sub(r.start), time.Millisecond).Seconds()
+	text := fmt.Sprintf("%s %s, %s/s", r.action, size(bytes), size(int64(rate)))
+	if !r.rewrite {
+		fmt.Fprintln(r.out, text)
+		return
+	}
+	fmt.Fprintf(r.out, "\r%-*s", r.width, text) // spaces cover the rest of a longer line
+	r.width = len(text)
 }
 
 // newLine leaves a line of progress. The caller holds mu.
 func (r *report) newLine() {
-	if r.open {
+	if r.width > 0 {
 		fmt.Fprintln(r.out)
-		r.open = false
+		r.width = 0
 	}
 }
 
@@ -69,11 +110,13 @@ func (r *report) warn(path, reason string) {
 	fmt.Fprintf(r.out, "kubectl copy: skipped %q: %s\n", path, printable(reason))
 }
 
-// end prints the result of a copy.
+// end prints the result of a copy. No progress follows it.
 func (r *report) end(result client.Result, sha256 bool, err error) {
+	close(r.ended)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.newLine()
+	r.action = ""
 	if err != nil {
 		fmt.Fprintf(r.out, "kubectl copy: %s\n", printable(err.Error()))
 		return
@@ -82,20 +125,20 @@ func (r *report) end(result client.Result, sha256 bool, err error) {
 	if result.Entries == 1 {
 		entries = "entry"
 	}
-	fmt.Fprintf(r.out, "%d %s, %s", result.Entries, entries, size(result.Sum.Size))
+	fmt.Fprintf(r.out, "%d %s, %d bytes", result.Entries, entries, result.Sum.Size)
+	if result.Sum.Size >= 1024 {
+		fmt.Fprintf(r.out, " (%s)", size(result.Sum.Size))
+	}
 	if sha256 {
 		fmt.Fprintf(r.out, ", SHA-256 of the tar stream %x", result.Sum.SHA256)
 	}
 	fmt.Fprintln(r.out)
 }
 
-// printable returns a text without control characters.
+// printable returns a text, in quotes if it has a character that a terminal may not show as it is.
 func printable(text string) string {
-	quoted := fmt.Sprintf("%q", text)
-	for _, c := range text {
-		if c < ' ' || c == 0x7f || c >= 0x80 && c < 0xa0 {
-			return quoted
-		}
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		return strconv.Quote(text)
 	}
 	return text
 }

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// blobs returns the files of an archive.
+func blobs(t *testing.T, path string) map[string][]byte {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]byte{}
+	for r := tar.NewReader(bytes.NewReader(content)); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all[h.Name], err = io.ReadAll(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestImages: an image has its programs, its user and its entry, and no other program.
+func TestImages(t *testing.T) {
+	dir := t.TempDir()
+	for _, program := range []string{"agent", "worker", "apiserver"} {
+		if err := os.WriteFile(filepath.Join(dir, program), []byte("the program "+program), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, i := range images {
+		path := filepath.Join(dir, i.name+".tar")
+		if _, err := i.write(dir, path, "v1", "arm64"); err != nil {
+			t.Fatal(err)
+		}
+		all := blobs(t, path)
+		var manifest []struct {
+			Config   string
+			RepoTags []string
+			Layers   []string
+		}
+		if err := json.Unmarshal(all["manifest.json"], &manifest); err != nil || len(manifest) != 1 || len(manifest[0].Layers) != 1 {
+			t.Fatalf("%s: %s, %v", i.name, all["manifest.json"], err)
+		}
+		if tags := manifest[0].RepoTags; len(tags) != 1 || tags[0] != "ghcr.io/causeway-csi/"+i.name+":v1" {
+			t.Errorf("%s: tags %q", i.name, tags)
+		}
+		var config struct {
+			Architecture string
+			Config       struct {
+				User       string
+				Entrypoint []string
+			}
+		}
+		if err := json.Unmarshal(all[manifest[0].Config], &config); err != nil {
+			t.Fatal(err)
+		}
+		if config.Architecture != "arm64" || config.Config.User != i.user || len(config.Config.Entrypoint) != 1 || config.Config.Entrypoint[0] != i.entry {
+			t.Errorf("%s: %+v", i.name, config)
+		}
+		z, err := gzip.NewReader(bytes.NewReader(all[manifest[0].Layers[0]]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		programs := map[string]string{}
+		for r := tar.NewReader(z); ; {
+			h, err := r.Next()
+			if err != nil {
+				break
+			}
+			if content, _ := io.ReadAll(r); h.Mode&0o111 != 0 && h.Typeflag == tar.TypeReg {
+				programs["/"+strings.Trim(h.Name, "./")] = string(content)
+			}
+		}
+		for program, at := range i.programs {
+			if programs[at] != "the program "+program {
+				t.Errorf("%s has %q", i.name, programs)
+			}
+		}
+		if len(programs) != len(i.programs) {
+			t.Errorf("%s has %q", i.name, programs)
+		}
+	}
+}
