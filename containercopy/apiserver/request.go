@@ -46,7 +46,8 @@ func (c *Copies) request(ctx context.Context, pod string, o runtime.Object) (cop
 // programs, so a copy is equal to it.
 func (c *Copies) mayExec(ctx context.Context, u user.Info, namespace, pod string) error {
 	decision, reason, err := c.Authorizer.Authorize(ctx, authorizer.AttributesRecord{User: u, Verb: "create",
-		Namespace: namespace, APIVersion: "v1", Resource: "pods", Subresource: "exec", Name: pod, ResourceRequest: true})
+		Namespace: namespace, APIVersion: "v1", Resource: "pods", Subresource: "exec", Name: pod,
+		ResourceRequest: true})
 	if decision == authorizer.DecisionAllow {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -22,7 +23,7 @@ func blobs(t *testing.T, path string) map[string][]byte {
 	all := map[string][]byte{}
 	for r := tar.NewReader(bytes.NewReader(content)); ; {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return all
 		}
 		if err != nil {

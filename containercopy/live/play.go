@@ -86,9 +86,9 @@ func (p play) install(args ...string) error {
 		`pod-security.kubernetes.io/enforce: privileged}}}`); err != nil {
 		return err
 	}
-	if _, err := chart.HelmIn(p.ctx, p.helm, p.kubectl.Environment(), append([]string{"upgrade", "--install", "copy",
-		filepath.Join(folder(), "chart"), "--namespace=" + namespace, "--wait", "--timeout=180s", "--set=images.tag=dev",
-		"--set=images.pullPolicy=Never"}, args...)...); err != nil {
+	if _, err := chart.HelmIn(p.ctx, p.helm, p.kubectl.Environment(), append([]string{"upgrade", "--install",
+		"copy", filepath.Join(folder(), "chart"), "--namespace=" + namespace, "--wait", "--timeout=180s",
+		"--set=images.tag=dev", "--set=images.pullPolicy=Never"}, args...)...); err != nil {
 		said, _ := p.kubectl.Run(p.ctx, "-n", namespace, "get", "pods,events", "-o", "wide")
 		return fmt.Errorf("%w\n%s", err, said)
 	}
