@@ -127,6 +127,7 @@ generate-rbac: ## generate the chart's roles
 	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheChartsRights ./cmd/csi-sidecars
 chart: ## render the files that come from the chart: deploy/linux, deploy/windows, its README, the tests' files
 	@$(GO) -C test/cluster run ./chart/render
+	set -e; for m in $(filter %/live,$(COPY)); do $(GO) -C $$m test -count=1 -run TestReadme . -args -write; done
 modules:
 	@echo $(MODULES)
 fuzz: ## run every fuzz target for a few seconds

@@ -39,16 +39,16 @@ func main() {
 	defer stop()
 	out := flag.String("out", "images-out", "`directory` of the archives")
 	tag := flag.String("version", "dev", "`tag` of the images")
-	arch := flag.String("arch", runtime.GOARCH, "`processor`: amd64 or arm64")
+	arch := flag.String("arch", runtime.GOARCH, "`processors`, separated by commas: amd64, arm64")
 	flag.Parse()
-	if err := run(ctx, *out, *tag, *arch); err != nil {
+	if err := run(ctx, *out, *tag, strings.Split(*arch, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
 		os.Exit(1)
 	}
 }
 
 // run builds the programs, and writes the archives.
-func run(ctx context.Context, out, tag, arch string) error {
+func run(ctx context.Context, out, tag string, arches []string) error {
 	dir, err := os.MkdirTemp("", "causeway-images-")
 	if err != nil {
 		return err
@@ -59,12 +59,14 @@ func run(ctx context.Context, out, tag, arch string) error {
 	}
 	for _, i := range images {
 		for program := range i.programs {
-			if err := build(ctx, filepath.Join(dir, program), program, arch); err != nil {
-				return fmt.Errorf("build %s: %w", program, err)
+			for _, arch := range arches {
+				if err := build(ctx, filepath.Join(dir, arch, program), program, arch); err != nil {
+					return fmt.Errorf("build %s for %s: %w", program, arch, err)
+				}
 			}
 		}
 		path := filepath.Join(out, i.name+".tar")
-		digests, err := i.write(dir, path, tag, arch)
+		digests, err := i.write(dir, path, tag, arches...)
 		if err != nil {
 			return fmt.Errorf("%s: %w", i.name, err)
 		}
@@ -84,8 +86,21 @@ func build(ctx context.Context, to, program, arch string) error {
 // reference returns the name of an image.
 func (i image) reference(tag string) string { return registry + "/" + i.name + ":" + tag }
 
-// write writes the archive of an image with the programs in a directory.
-func (i image) write(dir, path, tag, arch string) (oci.Digests, error) {
+// write writes the archive of an image. Its programs are in a directory for each processor.
+func (i image) write(dir, path, tag string, arches ...string) (oci.Digests, error) {
+	var all []oci.Image
+	for _, arch := range arches {
+		made, err := i.make(filepath.Join(dir, arch), tag, arch)
+		if err != nil {
+			return oci.Digests{}, err
+		}
+		all = append(all, made)
+	}
+	return oci.Write(path, i.reference(tag), all...)
+}
+
+// make returns the image for a processor with the programs in a directory.
+func (i image) make(dir, tag, arch string) (oci.Image, error) {
 	files := []oci.File{
 		{Path: "/etc/passwd", Mode: 0o644, Content: []byte("root:x:0:0:root:/:/sbin/nologin\n" +
 			"nonroot:x:65532:65532:nonroot:/:/sbin/nologin\n")},
@@ -94,13 +109,13 @@ func (i image) write(dir, path, tag, arch string) (oci.Digests, error) {
 	for program, at := range i.programs {
 		content, err := os.ReadFile(filepath.Join(dir, program))
 		if err != nil {
-			return oci.Digests{}, err
+			return oci.Image{}, err
 		}
 		files = append(files, oci.File{Path: at, Mode: 0o755, Content: content})
 	}
-	return oci.Write(path, i.reference(tag), oci.Image{Platform: "linux/" + arch, Layers: [][]oci.File{files},
+	return oci.Image{Platform: "linux/" + arch, Layers: [][]oci.File{files},
 		Entrypoint: []string{i.entry}, User: i.user, Labels: map[string]string{
 			"org.opencontainers.image.source":  "https://github.com/causeway-csi/causeway",
 			"org.opencontainers.image.version": strings.TrimSpace(tag),
-		}})
+		}}, nil
 }

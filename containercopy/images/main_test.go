@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -35,14 +36,54 @@ func blobs(t *testing.T, path string) map[string][]byte {
 	}
 }
 
-// TestImages: an image has its programs, its user and its entry, and no other program.
-func TestImages(t *testing.T) {
-	dir := t.TempDir()
+// programs makes the programs of all images in a directory.
+func programs(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for _, program := range []string{"agent", "worker", "apiserver"} {
 		if err := os.WriteFile(filepath.Join(dir, program), []byte("the program "+program), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// TestProcessors: an archive for several processors has an index of their images.
+func TestProcessors(t *testing.T) {
+	dir := t.TempDir()
+	programs(t, filepath.Join(dir, "amd64"))
+	programs(t, filepath.Join(dir, "arm64"))
+	path := filepath.Join(dir, "image.tar")
+	digests, err := images[0].write(dir, path, "v1", "amd64", "arm64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var index struct {
+		Manifests []struct {
+			Platform struct{ OS, Architecture string }
+		}
+	}
+	name := "blobs/" + strings.Replace(digests.Image, ":", "/", 1)
+	if err := json.Unmarshal(blobs(t, path)[name], &index); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	var got []string
+	for _, m := range index.Manifests {
+		got = append(got, m.Platform.OS+"/"+m.Platform.Architecture)
+	}
+	if want := []string{"linux/amd64", "linux/arm64"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if _, err := images[0].write(dir, path, "v1", "amd64", "riscv64"); err == nil {
+		t.Error("an image without programs is written")
+	}
+}
+
+// TestImages: an image has its programs, its user and its entry, and no other program.
+func TestImages(t *testing.T) {
+	dir := t.TempDir()
+	programs(t, filepath.Join(dir, "arm64"))
 	for _, i := range images {
 		path := filepath.Join(dir, i.name+".tar")
 		if _, err := i.write(dir, path, "v1", "arm64"); err != nil {
@@ -77,23 +118,23 @@ func TestImages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		programs := map[string]string{}
+		found := map[string]string{}
 		for r := tar.NewReader(z); ; {
 			h, err := r.Next()
 			if err != nil {
 				break
 			}
 			if content, _ := io.ReadAll(r); h.Mode&0o111 != 0 && h.Typeflag == tar.TypeReg {
-				programs["/"+strings.Trim(h.Name, "./")] = string(content)
+				found["/"+strings.Trim(h.Name, "./")] = string(content)
 			}
 		}
 		for program, at := range i.programs {
-			if programs[at] != "the program "+program {
-				t.Errorf("%s has %q", i.name, programs)
+			if found[at] != "the program "+program {
+				t.Errorf("%s has %q", i.name, found)
 			}
 		}
-		if len(programs) != len(i.programs) {
-			t.Errorf("%s has %q", i.name, programs)
+		if len(found) != len(i.programs) {
+			t.Errorf("%s has %q", i.name, found)
 		}
 	}
 }

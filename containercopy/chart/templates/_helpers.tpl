@@ -31,3 +31,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- printf "%s-%s" (include "copy.fullname" .root) .part -}}
 {{- if eq .root.Values.certificates.source "generate" -}}-generated{{- end -}}
 {{- end -}}
+
+{{/* Rejects combinations of values that a schema cannot reject. */}}
+{{- define "copy.validate" -}}
+{{- $c := .Values.certificates -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" (include "copy.fullname" .)) -}}
+{{- fail (printf "the release's name is the prefix of all names, and a Service cannot be called %s: set fullnameOverride, or use another release name" (include "copy.fullname" .)) -}}
+{{- end -}}
+{{- if and $c.issuerRef (ne $c.source "cert-manager") -}}
+{{- fail "certificates.issuerRef requires source: cert-manager" -}}
+{{- end -}}
+{{- if and $c.caBundle (ne $c.source "secrets") -}}
+{{- fail "certificates.caBundle requires source: secrets" -}}
+{{- end -}}
+{{- end -}}
