@@ -72,7 +72,7 @@ func (p play) same(a, b string) error {
 		return err
 	}
 	if first != second || first == "" {
-		return fmt.Errorf("%s and %s differ:\n%s\n%s", a, b, first, second)
+		return fmt.Errorf("%s and %s differ:\n%.2000s\n%.2000s", a, b, first, second)
 	}
 	return nil
 }
