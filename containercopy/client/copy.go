@@ -245,7 +245,7 @@ func receive(ctx context.Context, s *wire.Stream, staging *place.Staging, path s
 	if err != nil {
 		return Result{}, err
 	}
-	if err := verify(body, digest); err != nil {
+	if err := verify(body, digest, o.SHA256); err != nil {
 		return Result{}, err
 	}
 	source, err := staging.Source(contents)
@@ -289,8 +289,8 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// verify compares a stream with its End message.
-func verify(body *wire.Body, digest *archive.Digest) error {
+// verify compares a stream with its End message, which must have a SHA-256 if the client wants it.
+func verify(body *wire.Body, digest *archive.Digest, sha256 bool) error {
 	end, err := body.End()
 	if err != nil {
 		return err
@@ -298,6 +298,9 @@ func verify(body *wire.Body, digest *archive.Digest) error {
 	declared, err := end.Sum()
 	if err != nil {
 		return err
+	}
+	if sha256 && len(declared.SHA256) == 0 {
+		return fmt.Errorf("%w: the end of the stream has no SHA-256", wire.ErrProtocol)
 	}
 	return digest.Sum().Check(declared)
 }
@@ -318,7 +321,7 @@ func ReceiveStream(ctx context.Context, s *wire.Stream, w io.Writer, o Options) 
 		return Result{}, ctx.Err()
 	}
 	if err == nil {
-		err = verify(body, digest)
+		err = verify(body, digest, o.SHA256)
 	}
 	if err == nil {
 		err = s.Send(wire.Message{Type: wire.Ack})

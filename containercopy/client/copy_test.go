@@ -125,6 +125,7 @@ func TestReceive(t *testing.T) {
 		"checksum":                   {source, nil, "new", false, func(m *wire.Message) { m.CRC32C++ }, "", archive.ErrDamaged},
 		"size":                       {source, nil, "new", false, func(m *wire.Message) { m.Size-- }, "", archive.ErrDamaged},
 		"SHA-256":                    {source, nil, "new", false, func(m *wire.Message) { m.SHA256 = strings.Repeat("ab", 32) }, "", archive.ErrDamaged},
+		"no SHA-256":                 {source, nil, "new", false, func(m *wire.Message) { m.SHA256 = "" }, "", wire.ErrProtocol},
 		"no end":                     {source, nil, "new", false, func(m *wire.Message) { *m = wire.Message{Type: wire.Ack} }, "", wire.ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -199,7 +200,7 @@ func receives(t *testing.T, dir string) func(s *wire.Stream) error {
 		body, digest := s.Body(nil), archive.NewDigest(true)
 		_, err = archive.Unpack(context.Background(), io.TeeReader(body, digest), root, archive.UnpackOptions{Limits: archive.DefaultLimits()})
 		if err == nil {
-			err = verify(body, digest)
+			err = verify(body, digest, true)
 		}
 		if err != nil {
 			return err
