@@ -68,8 +68,9 @@ func (r *run) all(ctx context.Context) (err error) {
 		}
 	}
 	say("starting the cluster")
+	up := false
 	defer func() {
-		if err != nil {
+		if err != nil && (up || r.options.keep) { // without them, Up has removed the logs, with their ends in its error
 			err = errors.Join(err, r.logs(context.WithoutCancel(ctx)))
 		}
 		if !r.options.keep {
@@ -79,6 +80,7 @@ func (r *run) all(ctx context.Context) (err error) {
 	if err := r.provider.Up(ctx, r.nodesOf(r.configs[0].cluster)); err != nil {
 		return err
 	}
+	up = true
 	inside, stop := context.WithCancel(ctx) // the SSH servers end before the cluster
 	defer stop()
 	if err := r.prepare(inside); err != nil {

@@ -83,7 +83,7 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 		return nil
 	}
 	if ctx.Err() == nil {
-		err = fmt.Errorf("%w\n%s", err, c.lastWords())
+		err = fmt.Errorf("%s%w", c.lastWords(), err) // the reason last: CI shows the end of a long error
 	}
 	if o.Keep {
 		return err

@@ -21,8 +21,9 @@ import (
 //go:embed files
 var embedded embed.FS
 
-// nodePatience is for how long a node's parts are waited for.
-const nodePatience = 2 * time.Minute
+// nodePatience is the time that the start of a node's part may take. A guest has an emulated
+// processor: on a busy machine its start takes minutes.
+const nodePatience = 6 * time.Minute
 
 // StorageDir is where a node's data disk is mounted.
 const StorageDir = "/var/lib/causeway"
