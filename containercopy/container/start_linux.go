@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,6 +39,7 @@ type Worker struct {
 	socket *net.UnixConn
 	buffer []byte
 	pidfd  int           // of the first process of the container
+	gone   atomic.Bool   // the container has ended
 	ended  chan struct{} // closed when the process has ended
 	stop   chan struct{} // closed by Stop
 	once   sync.Once
@@ -62,12 +64,10 @@ func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 		mine.Close()
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	cmd := &exec.Cmd{Path: "/" + p.Name, Args: []string{p.Name}, Dir: "/", Env: []string{"GOMAXPROCS=2"},
-		Stderr: p.Stderr}
-	cmd.ExtraFiles = []*os.File{duplicate(c.root), theirs, duplicate(c.proc)}
-	defer cmd.ExtraFiles[0].Close()
-	defer cmd.ExtraFiles[2].Close()
-	cmd.SysProcAttr = c.attributes(p.Root)
+	root, proc := duplicate(c.root), duplicate(c.proc)
+	defer root.Close()
+	defer proc.Close()
+	cmd := p.command(c.Identity, root, theirs, proc)
 	if err := cmd.Start(); err != nil {
 		mine.Close()
 		unix.Close(pidfd)
@@ -112,25 +112,63 @@ func socketPair() (mine *net.UnixConn, theirs *os.File, err error) {
 	return conn.(*net.UnixConn), theirs, nil
 }
 
+// Check starts a worker that has no copy and ends. An error shows a node that permits no user
+// namespaces, or lacks the program.
+func (p Program) Check() error {
+	mine, theirs, err := socketPair()
+	if err != nil {
+		return err
+	}
+	mine.Close()
+	defer theirs.Close()
+	root, err := os.Open(p.Root)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	p.Stderr = nil // it reports the closed socket
+	one := []IDMap{{Inside: 0, Outside: 0, Size: 1}}
+	cmd := p.command(Identity{UIDs: one, GIDs: one}, root, theirs, root)
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) || !exit.Exited() {
+		return fmt.Errorf("start a worker: %w", err)
+	}
+	return nil
+}
+
+// command is a worker with an identity and its descriptors.
+func (p Program) command(id Identity, root, socket, proc *os.File) *exec.Cmd {
+	cmd := &exec.Cmd{Path: "/" + p.Name, Args: []string{p.Name}, Dir: "/", Env: []string{"GOMAXPROCS=2"},
+		ExtraFiles: []*os.File{root, socket, proc}, SysProcAttr: id.attributes(p.Root)}
+	if p.Stderr != nil {
+		cmd.Stderr = p.Stderr
+	}
+	return cmd
+}
+
+// namespaces are those of a worker. The kernel permits a signal to each process of the same user that
+// the worker can name, and a user namespace does not change that: the worker can name none. It has no
+// network.
+const namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC
+
 // attributes start a process in a sibling of the user namespace of the container: with the same maps,
 // the kernel's checks of the owners of files have the same results. In it, even root has no right on
 // the node.
-func (c *Container) attributes(root string) *syscall.SysProcAttr {
-	id := c.Identity
+func (id Identity) attributes(root string) *syscall.SysProcAttr {
 	groups := make([]uint32, len(id.Groups))
 	for i, g := range id.Groups {
 		groups[i] = uint32(g)
 	}
 	return &syscall.SysProcAttr{
 		Chroot:     root,
-		Cloneflags: unix.CLONE_NEWUSER, UidMappings: maps(id.UIDs), GidMappings: maps(id.GIDs),
+		Cloneflags: namespaces, UidMappings: idMaps(id.UIDs), GidMappings: idMaps(id.GIDs),
 		GidMappingsEnableSetgroups: true,
 		Credential:                 &syscall.Credential{Uid: uint32(id.UID), Gid: uint32(id.GID), Groups: groups},
 		Setsid:                     true,
 	}
 }
 
-func maps(all []IDMap) (m []syscall.SysProcIDMap) {
+func idMaps(all []IDMap) (m []syscall.SysProcIDMap) {
 	for _, i := range all {
 		m = append(m, syscall.SysProcIDMap{ContainerID: i.Inside, HostID: i.Outside, Size: i.Size})
 	}
@@ -151,6 +189,7 @@ func (w *Worker) watch() {
 			if !ended(w.pidfd) {
 				continue
 			}
+			w.gone.Store(true)
 		}
 		w.socket.Close() // the worker removes an unfinished copy
 		select {
@@ -192,6 +231,9 @@ func (w *Worker) Stop() bool {
 
 // Ended is closed when the process of the worker has ended.
 func (w *Worker) Ended() <-chan struct{} { return w.ended }
+
+// Gone reports whether the worker ends because its container has ended.
+func (w *Worker) Gone() bool { return w.gone.Load() }
 
 // PID returns the number of the process of the worker.
 func (w *Worker) PID() int { return w.cmd.Process.Pid }

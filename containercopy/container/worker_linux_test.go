@@ -3,10 +3,12 @@ package container
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -224,7 +226,7 @@ func TestTheNodeIsOutOfReach(t *testing.T) {
 		}
 	}
 	found, err := copyFrom(t, c, "/")
-	if err != nil || found["root/etc/hostname"] != "of the container" || len(found) != 2 {
+	if err != nil || found["root/etc/hostname"] != "of the container" || len(found) != 6 {
 		t.Errorf("the whole container: %q, %v", found, err)
 	}
 }
@@ -359,9 +361,12 @@ func TestAWorkerIsConfined(t *testing.T) {
 			if root, err := os.Readlink(of + "root"); err != nil || root != program.Root {
 				t.Errorf("its root is %s, %v, want %s", root, err, program.Root)
 			}
-			mine, _ := os.Readlink("/proc/self/ns/user")
-			if its, err := os.Readlink(of + "ns/user"); err != nil || its == mine {
-				t.Errorf("its user namespace is %s, %v, that of the test %s", its, err, mine)
+			for _, ns := range []string{"user", "pid", "net", "ipc"} {
+				mine, _ := os.Readlink("/proc/self/ns/" + ns)
+				its, err := os.Readlink(of + "ns/" + ns)
+				if theirs, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d/ns/%s", c.dir, ns)); err != nil || its == mine || its == theirs {
+					t.Errorf("its namespace is %s, %v, that of the test %s, that of the container %s", its, err, mine, theirs)
+				}
 			}
 			tasks, err := filepath.Glob(of + "task/*/status")
 			if err != nil || len(tasks) < 2 {
@@ -396,6 +401,75 @@ func TestAWorkerIsConfined(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestMountsOfTheContainerStay: they are in another mount namespace than the worker, where the kernel
+// protects no mount point of theirs.
+func TestMountsOfTheContainerStay(t *testing.T) {
+	for name, p := range map[string]pod.Pod{"root": {}, "root of a user namespace": {First: 200000}} {
+		c, _ := startContainer(t, p)
+		before, err := copyFrom(t, c, "/srv")
+		if err != nil || before["srv/site/uploads/precious"] != "of the volume" || before["srv/hosts"] != "of the container" {
+			t.Fatalf("%s: %q, %v", name, before, err)
+		}
+		for what, tc := range map[string]struct {
+			path, name string
+			dir        bool
+			overwrite  place.Overwrite
+		}{
+			"a directory with a volume":  {"/srv", "site", true, place.Tree},
+			"a volume":                   {"/srv", "data", true, place.Tree},
+			"a volume, to add to it":     {"/srv", "data", true, place.Files},
+			"a file that is a mount":     {"/srv", "hosts", false, place.Files},
+			"a file, by its path":        {"/srv/hosts", "x", false, place.Tree},
+			"the path with another name": {"/srv/../srv/site/.", "uploads", true, place.Tree},
+		} {
+			m, err := copyTo(t, c, worker.Spec{Path: tc.path, Overwrite: tc.overwrite}, tarOf(t, tc.name, "new", tc.dir))
+			if codeOf(err) != wire.FailedPrecondition {
+				t.Errorf("%s, %s: %+v, %v, want FAILED_PRECONDITION", name, what, m, err)
+			}
+			if after, err := copyFrom(t, c, "/srv"); err != nil || !maps.Equal(after, before) {
+				t.Errorf("%s, %s: after the copy: %q, %v", name, what, after, err)
+			}
+		}
+		m, err := copyTo(t, c, worker.Spec{Path: "/srv/site/old", Overwrite: place.Files}, tarOf(t, "x", "new", false))
+		if after, e := copyFrom(t, c, "/srv/site/old"); err != nil || e != nil || after["old"] != "new" {
+			t.Errorf("%s: beside a volume: %+v, %v, %q, %v", name, m, err, after, e)
+		}
+	}
+}
+
+// TestTheSHA256AtTheEnd is verified by the worker, which sends its own.
+func TestTheSHA256AtTheEnd(t *testing.T) {
+	c, _ := startContainer(t, pod.Pod{})
+	stream := tarOf(t, "s", "content", false)
+	digest := archive.NewDigest(true)
+	digest.Write(stream)
+	sum := hex.EncodeToString(digest.Sum().SHA256)
+	for name, tc := range map[string]struct {
+		sum  string
+		want wire.Code
+	}{"right": {sum, ""}, "another": {strings.Repeat("ab", 32), wire.DataLoss}, "none": {"", wire.InvalidArgument}} {
+		m, err := copyTo(t, c, worker.Spec{Path: "/tmp/" + name, SHA256: true}, stream, func(m *wire.Message) { m.SHA256 = tc.sum })
+		if codeOf(err) != tc.want || err == nil && m.SHA256 != sum {
+			t.Errorf("%s: %+v, %v, want %s", name, m, err, tc.want)
+		}
+	}
+	if got := c.list(t, "tmp"); got != "right" {
+		t.Errorf("/tmp has %q", got)
+	}
+}
+
+// TestCheck starts a worker on this node, and not without its program.
+func TestCheck(t *testing.T) {
+	p := program
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
+	p.Root = t.TempDir()
+	if err := p.Check(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a program: %v", err)
 	}
 }
 

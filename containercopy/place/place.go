@@ -21,8 +21,8 @@ var (
 	ErrExists = errors.New("exists")
 	// ErrKind: a file is in place of a directory, or a directory in place of a file.
 	ErrKind = errors.New("another kind of file")
-	// ErrMounted: the destination is a mount point, such as a file of a ConfigMap, or a directory of
-	// the image of a container.
+	// ErrMounted: the destination is or has a mount point, such as a volume or a file of a ConfigMap, or
+	// is a directory of the image of a container.
 	ErrMounted = errors.New("a mount point, or a directory of an image, cannot be replaced")
 )
 
@@ -141,17 +141,83 @@ func (s *Staging) Source(contents bool) (Source, error) {
 	return Source{Name: entries[0].Name(), Dir: entries[0].IsDir(), Contents: contents}, nil
 }
 
-// Remove removes the staging directory with the rest of the copy.
+// Remove removes the staging directory with the rest of the copy, and with what the copy has replaced.
+// Errors: ErrMounted if a filesystem is mounted in it, which stays as it is.
 func (s *Staging) Remove() error {
 	s.Root.Close()
-	// Directories of the copy can be read-only for their owner.
-	fs.WalkDir(s.dir.FS(), s.name, func(p string, e fs.DirEntry, err error) error {
-		if err == nil && e.IsDir() {
-			s.dir.Chmod(p, 0o700)
+	if err := remove(s.dir, s.name); err != nil {
+		return fmt.Errorf("remove %.128q, beside the destination: %w", s.name, err)
+	}
+	return nil
+}
+
+// remove removes an entry and all below it, but no entry of another mount: the kernel protects the mount
+// points of this process only, and the destination can be in the mount namespace of a container.
+func remove(root *os.Root, name string) error {
+	if err := noMount(root, name); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
 		}
-		return nil
-	})
-	return s.dir.RemoveAll(s.name)
+		return err
+	}
+	info, err := root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return root.Remove(name)
+	}
+	root.Chmod(name, 0o700) // directories of the copy can be read-only for their owner
+	names, err := list(root, name)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if err := remove(root, path.Join(name, n)); err != nil {
+			return err
+		}
+	}
+	return root.Remove(name)
+}
+
+// list returns the names of a directory.
+func list(root *os.Root, name string) ([]string, error) {
+	dir, err := root.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return dir.Readdirnames(-1)
+}
+
+// noMount returns ErrMounted if an entry is a mount point.
+func noMount(root *os.Root, name string) error {
+	is, err := mounted(root, name)
+	if err == nil && is {
+		err = fmt.Errorf("%w: %.128q", ErrMounted, name)
+	}
+	return err
+}
+
+// noMounts returns ErrMounted if an entry is a mount point, or has one below it.
+func noMounts(root *os.Root, name string) error {
+	if err := noMount(root, name); err != nil {
+		return err
+	}
+	info, err := root.Lstat(name)
+	if err != nil || !info.IsDir() {
+		return err
+	}
+	names, err := list(root, name)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if err := noMounts(root, path.Join(name, n)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Commit moves the copy, whose first entry is top, from its staging directory to the destination.
@@ -170,6 +236,11 @@ func (d Destination) Commit(s *Staging, top string, o Overwrite) (merged bool, e
 		return false, c.move(top, d.Name, true)
 	case o == Tree && d.Name != "":
 		return false, c.replaceTree(top)
+	}
+	if d.Name != "" { // no rename leads into another mount
+		if err := noMount(d.Dir, d.Name); err != nil {
+			return true, err
+		}
 	}
 	if err := c.check(top, d.Name); err != nil {
 		return true, err
@@ -201,11 +272,15 @@ func (c commit) check(staged, existing string) error {
 		if err := compatible(to, e.IsDir(), info.Mode().Type()); err != nil {
 			return err
 		}
+		if !e.IsDir() && c.overwrite == Never {
+			return fmt.Errorf("%w: %.128q", ErrExists, to)
+		}
+		// A rename cannot move a file into another mount, nor replace a mount point.
+		if err := noMount(c.d.Dir, to); err != nil {
+			return err
+		}
 		if e.IsDir() {
 			return c.check(path.Join(staged, name), to)
-		}
-		if c.overwrite == Never {
-			return fmt.Errorf("%w: %.128q", ErrExists, to)
 		}
 		return nil
 	})
@@ -253,6 +328,9 @@ func (c commit) move(staged, to string, replace bool) error {
 		if err := c.flush(staged); err != nil {
 			return err
 		}
+		if err := noMount(c.d.Dir, to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	err := rename(c.d.Dir, path.Join(c.s.name, staged), to, replace)
 	switch {
@@ -283,8 +361,12 @@ func (c commit) flush(staged string) error {
 	return f.Sync()
 }
 
-// replaceTree exchanges an existing directory with the staged one, which Remove then removes.
+// replaceTree exchanges an existing directory with the staged one, which Remove then removes. A
+// filesystem that is mounted in the existing directory would move with it.
 func (c commit) replaceTree(top string) error {
+	if err := noMounts(c.d.Dir, c.d.Name); err != nil {
+		return err
+	}
 	err := exchange(c.d.Dir, path.Join(c.s.name, top), c.d.Name)
 	if isMountPoint(err) {
 		return fmt.Errorf("%w: %.128q: %w", ErrMounted, c.d.Name, err)

@@ -2,6 +2,7 @@ package place
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path"
 
@@ -41,6 +42,29 @@ func renameat2(root *os.Root, from, to string, flags uint) error {
 		return &os.LinkError{Op: "renameat2", Old: from, New: to, Err: err}
 	}
 	return nil
+}
+
+// mounted reports whether an entry is on another mount than its directory, in whatever mount namespace:
+// statx(2), STATX_MNT_ID, since Linux 5.8.
+func mounted(root *os.Root, name string) (bool, error) {
+	dir, err := root.Open(path.Dir(name))
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	var above, entry unix.Statx_t
+	err = unix.Statx(int(dir.Fd()), "", flags|unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &above)
+	if err == nil {
+		err = unix.Statx(int(dir.Fd()), path.Base(name), flags, unix.STATX_MNT_ID, &entry)
+	}
+	if err != nil {
+		return false, &fs.PathError{Op: "statx", Path: name, Err: err}
+	}
+	if above.Mask&entry.Mask&unix.STATX_MNT_ID == 0 {
+		return false, &fs.PathError{Op: "statx", Path: name, Err: errors.ErrUnsupported}
+	}
+	return above.Mnt_id != entry.Mnt_id, nil
 }
 
 // isMountPoint reports whether a rename failed because its target is a mount point: EBUSY. EXDEV is

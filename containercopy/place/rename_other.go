@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path"
 )
 
 // rename moves an entry within a directory tree. A file that another program of the user makes at the
@@ -25,6 +26,20 @@ func rename(root *os.Root, from, to string, replace bool) error {
 
 // exchange exchanges two entries of a directory tree.
 func exchange(root *os.Root, a, b string) error { return exchangeByThree(root, a, b) }
+
+// mounted reports whether an entry is of another filesystem than its directory: a mount point of Unix, or
+// a volume mount point or junction of Windows.
+func mounted(root *os.Root, name string) (bool, error) {
+	above, err := root.Lstat(path.Dir(name))
+	if err != nil {
+		return false, err
+	}
+	entry, err := root.Lstat(name)
+	if err != nil {
+		return false, err
+	}
+	return entry.Mode()&fs.ModeIrregular != 0 || entry.IsDir() && device(above) != device(entry), nil
+}
 
 // isMountPoint returns false: files cannot be mount points here.
 func isMountPoint(error) bool { return false }

@@ -79,11 +79,17 @@ func first(text []byte) error {
 	in := func(name string) string { return filepath.Join(p.Root, name) }
 	err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 		unix.Mount("none", p.Root, "tmpfs", 0, "size=64m"))
-	for _, dir := range []string{"etc", "home", "tmp", "proc", "var"} {
-		err = errors.Join(err, os.Mkdir(in(dir), 0o755))
+	for _, dir := range []string{"etc", "home", "tmp", "proc", "var", "srv/site/uploads", "srv/data"} {
+		err = errors.Join(err, os.MkdirAll(in(dir), 0o755))
+	}
+	for _, volume := range []string{"srv/site/uploads", "srv/data"} {
+		err = errors.Join(err, unix.Mount("none", in(volume), "tmpfs", 0, "size=1m"),
+			os.WriteFile(in(volume)+"/precious", []byte("of the volume"), 0o644))
 	}
 	err = errors.Join(err, os.WriteFile(in("etc/hostname"), []byte("of the container"), 0o644),
-		os.WriteFile(in("etc/shadow"), []byte("secret of the container"), 0o600), os.Symlink("/tmp", in("var/tmp")),
+		os.WriteFile(in("etc/shadow"), []byte("secret of the container"), 0o600),
+		os.WriteFile(in("srv/site/old"), []byte("old"), 0o644), os.WriteFile(in("srv/hosts"), nil, 0o644),
+		unix.Mount(in("etc/hostname"), in("srv/hosts"), "", unix.MS_BIND, ""), os.Symlink("/tmp", in("var/tmp")),
 		os.Chmod(in("tmp"), 0o777|fs.ModeSticky), os.Chown(in("home"), 1000, 1000),
 		unix.Mount("proc", in("proc"), "proc", 0, ""), unix.Chroot(p.Root), os.Chdir("/"))
 	if p.ReadOnly {
