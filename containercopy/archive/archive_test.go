@@ -180,15 +180,15 @@ func TestHostileStreams(t *testing.T) {
 func TestPermittedStreams(t *testing.T) {
 	global := made{kind: tar.TypeXGlobalHeader, pax: map[string]string{"comment": "of git"}}
 	data := stream(t, global, dir("./"), file("./b/c/d", "1"), dir("b/"), file("a", "2"), file("b/e", "3"),
-		link("b/up", "../a"), link("b/out", "../../x"), link("abs", "/etc/passwd"))
+		link("b/c/up", "../e"), link("b/up", "../a"), link("b/out", "../../x"), link("abs", "/etc/passwd"))
 	var skipped []string
 	root, n, err := unpack(t, append(data, make([]byte, 10240)...), UnpackOptions{
 		Skip: func(path, reason string) { skipped = append(skipped, path+": "+reason) }})
-	want := "a 2|b/|b/c/|b/c/d 1|b/e 3|b/up -> ../a"
-	if got := strings.Join(tree(t, root), "|"); err != nil || got != want || n.Bytes != 3 || n.Entries != 9 {
+	want := "a 2|b/|b/c/|b/c/d 1|b/c/up -> ../e|b/e 3"
+	if got := strings.Join(tree(t, root), "|"); err != nil || got != want || n.Bytes != 3 || n.Entries != 10 {
 		t.Errorf("got %s, %+v, %v, want %s", got, n, err, want)
 	}
-	if len(skipped) != 2 || !strings.Contains(skipped[0], `"/etc/passwd"`) || !strings.HasPrefix(skipped[1], "b/out: ") {
+	if len(skipped) != 3 || !strings.Contains(skipped[0], `"/etc/passwd"`) || !strings.HasPrefix(skipped[1], "b/out: ") || !strings.HasPrefix(skipped[2], "b/up: ") {
 		t.Errorf("skipped: %q, want the links that lead out", skipped)
 	}
 	root, _, err = unpack(t, data, UnpackOptions{Links: true})
@@ -281,9 +281,11 @@ func TestLinksThatLeadOut(t *testing.T) {
 		path, text string
 		want       bool
 	}{
-		{"a", "b", false}, {"a", ".", false}, {"a", "..", true}, {"d/a", "..", false}, {"d/a", "../..", true},
-		{"d/a", "../b/../..", true}, {"d/a", "b/../../c", false}, {"d/a", "b/../../../c", true}, {"a", "/b", true},
-		{"a", "", true}, {"a", `C:\x`, true}, {"a", `..\x`, true}, {"d/a", "x/y/../../..", false},
+		{"a", "b", true}, {"a", ".", true}, {"a", "..", true}, {"a", "/b", true}, {"a", "", true}, // the copy is a link
+		{"d/a", "b", false}, {"d/a", ".", false}, {"d/a", "b/c/", false}, {"d/e/a", "..", false}, {"d/e/a", "../b/c", false},
+		{"d/a", "..", true}, {"d/a", "../d", true}, {"d/e/a", "../..", true}, {"d/e/a", ".././/../b", true},
+		{"d/a", "b/..", true}, {"d/e/a", "b/../c", true}, // b can be a link to .
+		{"d/a", "/b", true}, {"d/a", "", true}, {"d/a", `C:\x`, true}, {"d/a", `..\x`, true},
 	} {
 		if got := leadsOut(tc.path, tc.text); got != tc.want {
 			t.Errorf("leadsOut(%q, %q) = %t", tc.path, tc.text, got)

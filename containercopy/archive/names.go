@@ -74,24 +74,26 @@ func isPort(base string) bool {
 	return false
 }
 
-// leadsOut reports whether the text of a link at a path may lead out of the directory into which the
-// stream is unpacked, on any system: it is absolute, has a volume or a backslash, or too many "..".
+// leadsOut reports whether the text of a link at a path may lead out of the copy, which is the first
+// element of the path, on any system: the text is absolute, has a volume or a backslash, or too many
+// "..". A ".." behind a name is one too many: the name can be that of another link.
 func leadsOut(path, text string) bool {
 	if text == "" || strings.HasPrefix(text, "/") || strings.ContainsAny(text, "\\:\x00") {
 		return true
 	}
-	depth := strings.Count(path, "/")
+	above := strings.Count(path, "/") - 1 // directories above that of the link, in the copy
+	named := false
 	for element := range strings.SplitSeq(text, "/") {
 		switch element {
 		case "", ".":
 		case "..":
-			depth--
+			above--
+			if named {
+				return true
+			}
 		default:
-			depth++
-		}
-		if depth < 0 {
-			return true
+			named = true
 		}
 	}
-	return false
+	return above < 0
 }

@@ -92,7 +92,7 @@ func (p *packer) entry(path string, e Entry) error {
 	if !strings.Contains(path, "/") { // the source itself
 		return fmt.Errorf("%w: %.128q is %s", ErrRefused, path, kind(info.Mode))
 	}
-	p.skip.skip(path, "%s", kind(info.Mode))
+	p.skip.skip(path, "not copied: %s", kind(info.Mode))
 	return nil
 }
 
@@ -178,10 +178,10 @@ func (p *packer) child(path, name string, dir Entry) error {
 	e, err := dir.Child(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		p.skip.skip(path, "gone during the copy")
+		p.skip.skip(path, "not copied: gone during the copy")
 		return nil
 	case errors.Is(err, ErrKernelFilesystem):
-		p.skip.skip(path, "%v", err)
+		p.skip.skip(path, "not copied: %v", err)
 		return nil
 	case err != nil:
 		return fmt.Errorf("open %.128q: %w", path, err)

@@ -104,7 +104,7 @@ func TestKernelFilesystemsAreSkipped(t *testing.T) {
 		t.Fatal(err)
 	}
 	data, skipped, err := pack(t, only{root, "proc"}, DefaultLimits())
-	if err != nil || len(skipped) != 1 || skipped[0] != "top/proc: a filesystem of the kernel: proc" {
+	if err != nil || len(skipped) != 1 || skipped[0] != "top/proc: not copied: a filesystem of the kernel: proc" {
 		t.Errorf("skipped %q, %v", skipped, err)
 	}
 	if got := content(t, data); got != "top/" {

@@ -200,7 +200,9 @@ func split(path string) (parent, name string) {
 // keep holds the header of a link or a directory until the end.
 func (u *unpacker) keep(where map[string]*tar.Header, path string, h *tar.Header) error {
 	const overhead = 300 // bytes of a header and of an entry of a map
-	u.pending += len(path) + overhead
+	if _, counted := where[path]; !counted {
+		u.pending += len(path) + overhead
+	}
 	if h != nil {
 		u.pending += len(h.Linkname)
 	}
@@ -348,7 +350,7 @@ func (u *unpacker) finish() error {
 
 func (u *unpacker) link(path string, h *tar.Header) error {
 	if !u.options.Links && leadsOut(path, h.Linkname) {
-		u.options.Skip.skip(path, "a link to %.128q, which leads out of the copy", h.Linkname)
+		u.options.Skip.skip(path, "not copied: a link to %.128q, which leads out of the copy", h.Linkname)
 		return nil
 	}
 	parent, name := split(path)
