@@ -57,6 +57,7 @@ type Worker interface {
 	wire.Messages
 	Stop() bool
 	Ended() <-chan struct{}
+	Gone() bool // its container has ended
 }
 
 // Report describes a copy that has ended.
@@ -81,7 +82,7 @@ type Agent struct {
 // New returns an Agent.
 func New(c Config) *Agent {
 	a := &Agent{config: c, copies: map[string]*transfer{}}
-	a.tickets = stream.NewTickets(func(t *transfer) { a.drop(t, errors.New("its URL was not used")) })
+	a.tickets = stream.NewTickets(func(t *transfer) { a.drop(t, errUnused) })
 	return a
 }
 
@@ -154,6 +155,7 @@ func (a *Agent) CopyToContainer(ctx context.Context, req *v1alpha1.CopyToContain
 		}
 		spec.Declared = &archive.Sum{Size: int64(req.GetSize()), CRC32C: req.GetChecksum()}
 	}
+	spec.SHA256 = req.GetSha256AtEnd()
 	if len(req.GetSha256()) > 0 {
 		if spec.Declared == nil {
 			return nil, status.Error(codes.InvalidArgument, "a sha256 needs declared, with size and checksum")
@@ -277,5 +279,6 @@ func (a *Agent) CancelCopy(_ context.Context, req *v1alpha1.CancelCopyRequest) (
 // Causes of the end of a copy.
 var (
 	errCanceled = fmt.Errorf("the copy was canceled: %w", context.Canceled)
+	errUnused   = fmt.Errorf("its URL was not used: %w", context.Canceled)
 	errEnds     = errors.New("the agent of the node ends: retry the copy")
 )

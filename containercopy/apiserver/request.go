@@ -23,6 +23,18 @@ type copyRequest struct {
 	call func(ctx context.Context, agent v1alpha1.ContainerCopyClient, at target) (url, id string, err error)
 }
 
+// prepare calls an agent. Errors: those of the API. The result of a call that takes too long is canceled
+// by the agent: nobody uses its URL.
+func (r copyRequest) prepare(ctx context.Context, a *agent, at target) (url, id string, err error) {
+	limited, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	url, id, err = r.call(limited, v1alpha1.NewContainerCopyClient(a), at)
+	if err != nil {
+		return "", "", statusOf(at.node, err)
+	}
+	return url, id, nil
+}
+
 // request checks a request. Errors: those of the API.
 func (c *Copies) request(ctx context.Context, pod string, o runtime.Object) (copyRequest, error) {
 	u, ok := request.UserFrom(ctx)
@@ -80,7 +92,7 @@ func to(o *options.PodCopyToOptions, caller *v1alpha1.Caller) (copyRequest, erro
 	if err != nil {
 		return copyRequest{}, apierrors.NewBadRequest(err.Error())
 	}
-	req := &v1alpha1.CopyToContainerRequest{Path: o.Path, Sha256: sum, Overwrite: overwrites[o.Overwrite],
+	req := &v1alpha1.CopyToContainerRequest{Path: o.Path, Sha256: sum, Sha256AtEnd: o.SHA256AtEnd, Overwrite: overwrites[o.Overwrite],
 		Contents: o.Contents, PreserveMode: o.PreserveMode, PreserveTimes: o.PreserveTimes,
 		PreserveOwner: o.PreserveOwner, Caller: caller}
 	if o.Size != nil && o.Checksum != nil {

@@ -33,6 +33,7 @@ type Result struct {
 	Sum     archive.Sum
 	Entries int64
 	Path    string // of the copy
+	Merged  bool   // into an existing directory
 }
 
 // isDirPath reports whether a path must be a directory: it ends with a separator.
@@ -53,13 +54,18 @@ func TrimContents(path string) (string, bool) {
 	return path, false
 }
 
-// CheckDestination returns an error if no copy can be put at a local path, before a copy begins.
-func CheckDestination(path string) error {
-	dir, _, err := openDestination(path)
+// CheckDestination returns an error if no copy can be put at a local path, before a copy begins. Errors:
+// place.ErrExists for a file that may not be replaced.
+func CheckDestination(path string, o place.Overwrite) error {
+	dir, isDir, err := openDestination(path)
 	if err != nil {
 		return err
 	}
-	return dir.Close()
+	defer dir.Close()
+	if _, err := os.Lstat(path); err == nil && !isDir && o == place.Never {
+		return fmt.Errorf("%w: %.128q", place.ErrExists, path)
+	}
+	return nil
 }
 
 // Local is a local source that was read once: its sum is in the request of the copy.
@@ -122,8 +128,8 @@ var errNotDir = errors.New("not a directory")
 func (l *Local) Send(ctx context.Context, s *wire.Stream, o Options) (Result, error) {
 	quiet := o
 	quiet.Warn = nil // OpenSource has warned
-	return send(s, o, func(w io.Writer) (archive.Sum, int64, error) {
-		sum, n, err := l.pack(ctx, w, quiet)
+	return send(s, o, func() (archive.Sum, int64, error) {
+		sum, n, err := l.pack(ctx, s.Buffered(), quiet)
 		if err == nil && sum.Check(l.Sum) != nil {
 			err = fmt.Errorf("%s: %w", l.path, archive.ErrChanged)
 		}
@@ -133,9 +139,9 @@ func (l *Local) Send(ctx context.Context, s *wire.Stream, o Options) (Result, er
 
 // SendStream sends a tar stream, such as standard input, to a container.
 func SendStream(ctx context.Context, r io.Reader, s *wire.Stream, o Options) (Result, error) {
-	return send(s, o, func(w io.Writer) (archive.Sum, int64, error) {
+	return send(s, o, func() (archive.Sum, int64, error) {
 		digest := archive.NewDigest(o.SHA256)
-		_, err := io.Copy(io.MultiWriter(w, digest), contextReader{ctx, r})
+		_, err := io.Copy(io.MultiWriter(s, digest), contextReader{ctx, r})
 		return digest.Sum(), 0, err
 	})
 }
@@ -162,7 +168,7 @@ type sent struct {
 
 // send sends a stream, and awaits its result. The container can end the copy at any time; a source that
 // waits for data, such as a terminal, does not delay that.
-func send(s *wire.Stream, o Options, stream func(w io.Writer) (archive.Sum, int64, error)) (Result, error) {
+func send(s *wire.Stream, o Options, stream func() (archive.Sum, int64, error)) (Result, error) {
 	results, sources := make(chan error, 1), make(chan sent, 1)
 	var m wire.Message
 	go func() {
@@ -171,7 +177,7 @@ func send(s *wire.Stream, o Options, stream func(w io.Writer) (archive.Sum, int6
 		results <- err
 	}()
 	go func() {
-		sum, n, err := stream(s)
+		sum, n, err := stream()
 		sources <- sent{sum, n, err}
 	}()
 	var source sent
@@ -198,7 +204,22 @@ func send(s *wire.Stream, o Options, stream func(w io.Writer) (archive.Sum, int6
 	if err != nil {
 		return Result{}, err
 	}
-	return Result{Sum: source.sum, Entries: max(source.entries, m.Entries), Path: m.Path}, nil
+	if o.SHA256 { // the worker of an older agent may not have computed it
+		theirs, err := m.Sum()
+		if err == nil && theirs.SHA256 == nil {
+			err = fmt.Errorf("%w: the copy is at its place, but its SHA-256 was not verified", wire.ErrProtocol)
+		}
+		if err == nil {
+			err = source.sum.Check(theirs)
+		}
+		if err != nil {
+			return Result{}, err
+		}
+	}
+	if m.Text != "" {
+		o.note(wire.Note{Path: m.Path, Reason: m.Text})
+	}
+	return Result{Sum: source.sum, Entries: max(source.entries, m.Entries), Path: m.Path, Merged: m.Merged}, nil
 }
 
 // refusal is the message of a client that cannot complete a copy.
@@ -219,21 +240,29 @@ func Receive(ctx context.Context, s *wire.Stream, path string, contents bool, o 
 		return Result{}, err
 	}
 	r, err := receive(ctx, s, staging, path, dir, isDir, contents, o)
-	if e := staging.Remove(); err == nil {
-		err = e
-	}
+	left := staging.Remove()
 	if err != nil {
 		s.Send(refusal(err))
-		return Result{}, err
+		return Result{}, errors.Join(err, left)
 	}
-	if err := s.Send(wire.Message{Type: wire.Ack}); err != nil {
-		return r, nil // the copy is at its place, and its sum is right
+	// The copy is at its place, and its sum is right: no later error changes that.
+	if left != nil {
+		o.note(wire.Note{Path: r.Path, Reason: left.Error()})
 	}
-	_, err = s.Await(wire.Result, nil)
-	if errors.Is(err, wire.ErrNoResult) {
-		err = nil
+	o.acknowledge(s)
+	return r, nil
+}
+
+// acknowledge tells the other side that the copy is complete, and awaits its end.
+func (o Options) acknowledge(s *wire.Stream) (m wire.Message) {
+	err := s.Send(wire.Message{Type: wire.Ack})
+	if err == nil {
+		m, err = s.Await(wire.Result, nil)
 	}
-	return r, err
+	if err != nil && !errors.Is(err, wire.ErrNoResult) {
+		o.note(wire.Note{Reason: "the copy is complete; the other side has ended with an error: " + err.Error()})
+	}
+	return m
 }
 
 // receive unpacks a stream, verifies it, and puts it at its place.
@@ -260,10 +289,11 @@ func receive(ctx context.Context, s *wire.Stream, staging *place.Staging, path s
 		_, name := split(path)
 		d, err = place.At(dir, name, isDirPath(path), source)
 	}
+	merged := false
 	if err == nil {
-		_, err = d.Commit(staging, source.Name, o.Overwrite)
+		merged, err = d.Commit(staging, source.Name, o.Overwrite)
 	}
-	return Result{Sum: digest.Sum(), Entries: n.Entries, Path: path}, err
+	return Result{Sum: digest.Sum(), Entries: n.Entries, Path: path, Merged: merged}, err
 }
 
 // note passes a warning of the container on.
@@ -323,14 +353,12 @@ func ReceiveStream(ctx context.Context, s *wire.Stream, w io.Writer, o Options) 
 	if err == nil {
 		err = verify(body, digest, o.SHA256)
 	}
-	if err == nil {
-		err = s.Send(wire.Message{Type: wire.Ack})
-	}
 	if err != nil {
 		return Result{}, err
 	}
-	m, err := s.Await(wire.Result, nil)
-	return Result{Sum: digest.Sum(), Entries: m.Entries}, err
+	end, err := body.End()
+	o.acknowledge(s)
+	return Result{Sum: digest.Sum(), Entries: end.Entries}, err
 }
 
 // split returns the directory of a local path, and its last element. It removes no "..": after a link,

@@ -189,7 +189,7 @@ func TestAConnectionThatEnds(t *testing.T) {
 }
 
 // receives is a far side that unpacks a stream.
-func receives(t *testing.T, dir string) func(s *wire.Stream) error {
+func receives(t *testing.T, dir string, change func(m *wire.Message)) func(s *wire.Stream) error {
 	return func(s *wire.Stream) error {
 		root, err := os.OpenRoot(dir)
 		if err != nil {
@@ -200,12 +200,15 @@ func receives(t *testing.T, dir string) func(s *wire.Stream) error {
 		body, digest := s.Body(nil), archive.NewDigest(true)
 		_, err = archive.Unpack(context.Background(), io.TeeReader(body, digest), root, archive.UnpackOptions{Limits: archive.DefaultLimits()})
 		if err == nil {
-			err = verify(body, digest, true)
+			err = verify(body, digest, false)
 		}
 		if err != nil {
 			return err
 		}
-		return errors.Join(s.Send(wire.Message{Type: wire.Progress, Size: 5}), s.Send(wire.Message{Type: wire.Result, Path: "/there"}))
+		result := wire.SumOf(wire.Result, digest.Sum(), archive.Counts{})
+		result.Path = "/there"
+		change(&result)
+		return errors.Join(s.Send(wire.Message{Type: wire.Progress, Size: 5}), s.Send(result))
 	}
 }
 
@@ -219,7 +222,7 @@ func TestSend(t *testing.T) {
 				t.Fatalf("OpenSource = %+v, %v", l, err)
 			}
 			dir := t.TempDir()
-			s, c := newContainer(t, receives(t, dir))
+			s, c := newContainer(t, receives(t, dir, unchanged))
 			r, err := l.Send(t.Context(), s, options())
 			if err != nil || r.Path != "/there" || r.Sum.Check(l.Sum) != nil || r.Entries != l.Entries {
 				t.Errorf("Send = %+v, %v", r, err)
@@ -237,6 +240,40 @@ func TestSend(t *testing.T) {
 	}
 }
 
+// TestTheResultOfTheContainer: an agent that has not verified the SHA-256 is an error, and a rest that
+// could not be removed is not.
+func TestTheResultOfTheContainer(t *testing.T) {
+	source := filepath.Join(t.TempDir(), "s")
+	write(t, source, "f=1")
+	for name, tc := range map[string]struct {
+		change func(m *wire.Message)
+		sha256 bool
+		want   error
+		warned string
+	}{
+		"no SHA-256":             {func(m *wire.Message) { m.SHA256 = "" }, true, wire.ErrProtocol, ""},
+		"another SHA-256":        {func(m *wire.Message) { m.SHA256 = strings.Repeat("ab", 32) }, true, archive.ErrDamaged, ""},
+		"no SHA-256, not wanted": {func(m *wire.Message) { m.SHA256 = "" }, false, nil, ""},
+		"a rest":                 {func(m *wire.Message) { m.Text = "left" }, true, nil, "/there: left"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options()
+			o.SHA256 = tc.sha256
+			var warned string
+			o.Warn = func(path, reason string) { warned = path + ": " + reason }
+			l, err := OpenSource(t.Context(), source, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, _ := newContainer(t, receives(t, t.TempDir(), func(m *wire.Message) { tc.change(m); m.Merged = true }))
+			r, err := l.Send(t.Context(), s, o)
+			if !errors.Is(err, tc.want) || warned != tc.warned || r.Merged != (err == nil) {
+				t.Errorf("Send = %+v, %v, warning %q", r, err, warned)
+			}
+		})
+	}
+}
+
 // TestASourceThatChanges since its checksum was in the request is no copy.
 func TestASourceThatChanges(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "s")
@@ -246,7 +283,7 @@ func TestASourceThatChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, source, "f=2")
-	s, c := newContainer(t, receives(t, t.TempDir()))
+	s, c := newContainer(t, receives(t, t.TempDir(), unchanged))
 	if r, err := l.Send(t.Context(), s, options()); !errors.Is(err, archive.ErrChanged) {
 		t.Errorf("Send = %+v, %v, want ErrChanged", r, err)
 	}
@@ -287,7 +324,7 @@ func TestStreams(t *testing.T) {
 		t.Fatalf("ReceiveStream = %+v, %v", r, err)
 	}
 	dir := t.TempDir()
-	s, c = newContainer(t, receives(t, dir))
+	s, c = newContainer(t, receives(t, dir, unchanged))
 	sent, err := SendStream(t.Context(), &out, s, options())
 	if err != nil || sent.Sum.Check(r.Sum) != nil || files(t, dir) != "s/f=1" || <-c.result != nil {
 		t.Errorf("SendStream = %+v, %v, files %q", sent, err, files(t, dir))

@@ -19,8 +19,10 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/archive"
 )
 
-// MaxMessage is the maximum size of a message in bytes, with its first byte.
-const MaxMessage = 128 << 10
+// MaxMessage is the maximum size of a message in bytes, with its first byte. With the header of a
+// WebSocket client, of 14 bytes (RFC 6455, 5.2), it fills 8 records of TLS: a rest of a few bytes would
+// cost as many system calls as a record.
+const MaxMessage = 128<<10 - 14
 
 // Subprotocol is the WebSocket subprotocol of a copy.
 const Subprotocol = "v1alpha1.copy.causeway.dev"
@@ -56,8 +58,9 @@ type Message struct {
 	CRC32C  uint32 `json:"crc32c,omitempty"`
 	SHA256  string `json:"sha256,omitempty"` // hexadecimal
 	Path    string `json:"path,omitempty"`   // at which the copy is, in the container
+	Merged  bool   `json:"merged,omitempty"` // into an existing directory: not by one rename
 	Code    Code   `json:"code,omitempty"`
-	Text    string `json:"text,omitempty"` // of the error
+	Text    string `json:"text,omitempty"` // of the error; after a success, of what could not be removed
 }
 
 // Note is a Warning message.
@@ -144,8 +147,9 @@ type Messages interface {
 type Stream struct {
 	messages Messages
 
-	mu     sync.Mutex // of sending
-	buffer []byte
+	mu      sync.Mutex // of sending
+	buffer  []byte     // of a message
+	pending int        // bytes of the tar stream in buffer, behind the first byte
 }
 
 // NewStream returns a Stream over a connection.
@@ -154,19 +158,46 @@ func NewStream(m Messages) *Stream {
 }
 
 // Write sends bytes of the tar stream.
-func (s *Stream) Write(p []byte) (int, error) {
+func (s *Stream) Write(p []byte) (int, error) { return s.write(p, true) }
+
+// Buffered returns a writer that sends bytes of the tar stream when they fill a message. Any other
+// message sends the rest before it.
+func (s *Stream) Buffered() io.Writer { return buffered{s} }
+
+type buffered struct{ *Stream }
+
+func (b buffered) Write(p []byte) (int, error) { return b.write(p, false) }
+
+func (s *Stream) write(p []byte, all bool) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sent := 0
-	for sent < len(p) {
-		s.buffer[0] = byte(Data)
-		n := copy(s.buffer[1:], p[sent:])
-		if err := s.messages.Write(s.buffer[:1+n]); err != nil {
-			return sent, err
+	taken := 0
+	for taken < len(p) {
+		n := copy(s.buffer[1+s.pending:], p[taken:])
+		s.pending += n
+		taken += n
+		if 1+s.pending < len(s.buffer) {
+			break
 		}
-		sent += n
+		if err := s.flush(); err != nil {
+			return taken - n, err
+		}
 	}
-	return sent, nil
+	if all {
+		return taken, s.flush()
+	}
+	return taken, nil
+}
+
+// flush sends the pending bytes. The caller holds mu.
+func (s *Stream) flush() error {
+	if s.pending == 0 {
+		return nil
+	}
+	s.buffer[0] = byte(Data)
+	n := s.pending
+	s.pending = 0
+	return s.messages.Write(s.buffer[:1+n])
 }
 
 // Send sends a Control message.
@@ -185,6 +216,9 @@ func (s *Stream) send(k Kind, v any) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.flush(); err != nil {
+		return err
+	}
 	s.buffer[0] = byte(k)
 	n := copy(s.buffer[1:], text)
 	return s.messages.Write(s.buffer[:1+n])

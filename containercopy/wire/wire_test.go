@@ -34,6 +34,59 @@ func (q *queue) Write(m []byte) error {
 	return nil
 }
 
+// TestBuffered fills messages, and sends the rest before any other message.
+func TestBuffered(t *testing.T) {
+	q := new(queue)
+	s := NewStream(q)
+	b := s.Buffered()
+	content := bytes.Repeat([]byte("0123456789abcde"), MaxMessage/6) // two messages and a half
+	for part := range slices.Chunk(content, 1000) {
+		if n, err := b.Write(part); err != nil || n != len(part) {
+			t.Fatal(n, err)
+		}
+	}
+	if n := len(q.messages); n != 2 {
+		t.Errorf("%d messages before a flush, want 2", n)
+	}
+	err := s.Warn(Note{"a", "b"})
+	n, err2 := b.Write([]byte("rest"))
+	_, err3 := s.Write([]byte(" of it"))
+	if err := errors.Join(err, err2, err3, s.Send(Message{Type: End})); err != nil || n != 4 {
+		t.Fatal(n, err)
+	}
+	var sizes []int
+	for _, m := range q.messages {
+		sizes = append(sizes, len(m))
+	}
+	want := []int{MaxMessage, MaxMessage, 1 + len(content) - 2*(MaxMessage-1), len(q.messages[3]), 1 + len("rest of it"), len(q.messages[5])}
+	if len(sizes) != 6 || !slices.Equal(sizes, want) {
+		t.Errorf("messages of %d bytes, want %d", sizes, want)
+	}
+	got, err := io.ReadAll(s.Body(nil))
+	if err != nil || !bytes.Equal(got, append(content, "rest of it"...)) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+}
+
+// TestBufferedReportsTheError of an earlier part with the message that sends it.
+func TestBufferedReportsTheError(t *testing.T) {
+	s := NewStream(new(broken))
+	if n, err := s.Buffered().Write([]byte("kept")); n != 4 || err != nil {
+		t.Fatal(n, err)
+	}
+	if err := s.Send(Message{Type: End}); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("Send = %v", err)
+	}
+	if _, err := s.Buffered().Write(make([]byte, MaxMessage)); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("Write = %v", err)
+	}
+}
+
+// broken is a connection whose end is closed.
+type broken struct{ queue }
+
+func (*broken) Write([]byte) error { return io.ErrClosedPipe }
+
 // TestAStream arrives as it was sent, in messages of at most MaxMessage bytes.
 func TestAStream(t *testing.T) {
 	q := new(queue)

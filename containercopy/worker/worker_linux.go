@@ -126,7 +126,7 @@ func (w *worker) from() (wire.Message, error) {
 		}
 		first = &sum
 	}
-	sum, n, err := w.pack(ctx, w.stream, w.warn)
+	sum, n, err := w.pack(ctx, w.stream.Buffered(), w.warn)
 	if err == nil && first != nil && sum.Check(*first) != nil {
 		err = fmt.Errorf("%w: the content was another one when its checksum was computed", archive.ErrChanged)
 	}
@@ -200,17 +200,16 @@ func (w *worker) to() (m wire.Message, err error) {
 	if err != nil {
 		return m, err
 	}
-	defer func() {
-		if e := staging.Remove(); err == nil {
-			err = e
-		}
-	}()
 	sum, n, err := w.receive(staging)
-	if err != nil {
-		return m, err
+	if err == nil {
+		m = wire.EndOf(sum, n)
+		m.Type = wire.Result
+		m.Path, m.Merged, err = w.commit(dir, isDir, staging)
 	}
-	at, err := w.commit(dir, isDir, staging)
-	return wire.Message{Type: wire.Result, Size: sum.Size, Entries: n.Entries, Path: at}, err
+	if left := staging.Remove(); left != nil && err == nil { // the copy is at its place
+		m.Text = left.Error()
+	}
+	return m, err
 }
 
 // directory opens the directory in which the copy appears: that at the path, or the parent of the path.
@@ -225,6 +224,9 @@ func (w *worker) directory() (dir *os.Root, isDir bool, err error) {
 		if s.Mode&unix.S_IFMT == unix.S_IFDIR {
 			dir, err = openRoot(fd)
 			return dir, true, err
+		}
+		if w.spec.Overwrite == place.Never { // as for the finished copy, and before the transfer
+			return nil, false, fmt.Errorf("%w: %.128q", place.ErrExists, w.spec.Path)
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, false, err
@@ -281,6 +283,9 @@ func (w *worker) receive(staging *place.Staging) (archive.Sum, archive.Counts, e
 		return archive.Sum{}, n, err
 	}
 	declared, err := end.Sum()
+	if err == nil && w.spec.SHA256 && w.spec.Declared == nil && declared.SHA256 == nil {
+		err = fmt.Errorf("%w: the end of the stream has no SHA-256", wire.ErrProtocol)
+	}
 	if err == nil {
 		err = digest.Sum().Check(declared)
 	}
@@ -311,14 +316,15 @@ func (w *worker) reports(done *atomic.Int64) (stop func()) {
 	return func() { close(end) }
 }
 
-// commit moves the staged copy to its place, and returns the path of it in the container.
-func (w *worker) commit(dir *os.Root, isDir bool, staging *place.Staging) (string, error) {
+// commit moves the staged copy to its place, and returns the path of it in the container, and whether
+// it was merged into an existing directory.
+func (w *worker) commit(dir *os.Root, isDir bool, staging *place.Staging) (at string, merged bool, err error) {
 	source, err := staging.Source(w.spec.Contents)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	var d place.Destination
-	at := w.spec.Path
+	at = w.spec.Path
 	switch {
 	case isDir:
 		d, err = place.Into(dir, source)
@@ -330,10 +336,10 @@ func (w *worker) commit(dir *os.Root, isDir bool, staging *place.Staging) (strin
 		d, err = place.At(dir, name, strings.HasSuffix(at, "/"), source)
 	}
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
-	_, err = d.Commit(staging, source.Name, w.spec.Overwrite)
-	return at, err
+	merged, err = d.Commit(staging, source.Name, w.spec.Overwrite)
+	return at, merged, err
 }
 
 // codes are the codes of errors, the first one that fits.

@@ -59,6 +59,9 @@ type PodCopyToOptions struct {
 	Checksum *uint32 `json:"checksum,omitempty"`
 	SHA256   string  `json:"sha256,omitempty"` // of the stream, in hexadecimal digits; needs Size
 
+	// SHA256AtEnd: the end of the stream has its SHA-256, which the copy must have.
+	SHA256AtEnd bool `json:"sha256AtEnd,omitempty"`
+
 	Overwrite     string `json:"overwrite,omitempty"` // never, files or tree; empty: never
 	PreserveMode  bool   `json:"preserveMode,omitempty"`
 	PreserveTimes bool   `json:"preserveTimes,omitempty"`
@@ -124,7 +127,7 @@ func (o *PodCopyToOptions) fields() map[string]field {
 			}
 			return strconv.FormatUint(uint64(*o.Checksum), 10)
 		}},
-		"sha256": text(&o.SHA256), "overwrite": text(&o.Overwrite), "preserveMode": flag(&o.PreserveMode),
+		"sha256": text(&o.SHA256), "sha256AtEnd": flag(&o.SHA256AtEnd), "overwrite": text(&o.Overwrite), "preserveMode": flag(&o.PreserveMode),
 		"preserveTimes": flag(&o.PreserveTimes), "preserveOwner": flag(&o.PreserveOwner),
 	}
 }

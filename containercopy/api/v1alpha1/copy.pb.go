@@ -206,6 +206,7 @@ type CopyToContainerRequest struct {
 	PreserveTimes bool                   `protobuf:"varint,11,opt,name=preserve_times,json=preserveTimes,proto3" json:"preserve_times,omitempty"`
 	PreserveOwner bool                   `protobuf:"varint,12,opt,name=preserve_owner,json=preserveOwner,proto3" json:"preserve_owner,omitempty"` // needs CAP_CHOWN in the container
 	Caller        *Caller                `protobuf:"bytes,13,opt,name=caller,proto3" json:"caller,omitempty"`
+	Sha256AtEnd   bool                   `protobuf:"varint,14,opt,name=sha256_at_end,json=sha256AtEnd,proto3" json:"sha256_at_end,omitempty"` // the end of the stream has its SHA-256, which is verified
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -329,6 +330,13 @@ func (x *CopyToContainerRequest) GetCaller() *Caller {
 		return x.Caller
 	}
 	return nil
+}
+
+func (x *CopyToContainerRequest) GetSha256AtEnd() bool {
+	if x != nil {
+		return x.Sha256AtEnd
+	}
+	return false
 }
 
 type CopyToContainerResponse struct {
@@ -814,7 +822,7 @@ const file_api_v1alpha1_copy_proto_rawDesc = "" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\"7\n" +
 	"\x06Caller\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
-	"\baudit_id\x18\x02 \x01(\tR\aauditId\"\xea\x03\n" +
+	"\baudit_id\x18\x02 \x01(\tR\aauditId\"\x8e\x04\n" +
 	"\x16CopyToContainerRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x1a\n" +
@@ -829,7 +837,8 @@ const file_api_v1alpha1_copy_proto_rawDesc = "" +
 	" \x01(\bR\fpreserveMode\x12%\n" +
 	"\x0epreserve_times\x18\v \x01(\bR\rpreserveTimes\x12%\n" +
 	"\x0epreserve_owner\x18\f \x01(\bR\rpreserveOwner\x126\n" +
-	"\x06caller\x18\r \x01(\v2\x1e.causeway.copy.v1alpha1.CallerR\x06caller\"z\n" +
+	"\x06caller\x18\r \x01(\v2\x1e.causeway.copy.v1alpha1.CallerR\x06caller\x12\"\n" +
+	"\rsha256_at_end\x18\x0e \x01(\bR\vsha256AtEnd\"z\n" +
 	"\x17CopyToContainerResponse\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x17\n" +
 	"\acopy_id\x18\x02 \x01(\tR\x06copyId\x124\n" +

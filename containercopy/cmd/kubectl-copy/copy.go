@@ -7,20 +7,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/http"
-	"net/url"
+	"net"
 	"os"
 	"syscall"
 
-	gorilla "github.com/gorilla/websocket"
-	_ "k8s.io/client-go/plugin/pkg/client/auth" // the providers that kubectl has
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/transport/websocket"
 
 	"github.com/causeway-csi/causeway/containercopy/api/options"
 	"github.com/causeway-csi/causeway/containercopy/client"
-	"github.com/causeway-csi/causeway/containercopy/stream"
 	"github.com/causeway-csi/causeway/containercopy/wire"
 )
 
@@ -65,7 +60,7 @@ func run(ctx context.Context, args []string, s streams) int {
 	r := newReport(s.err, c.progress)
 	result, err := c.copy(ctx, s, r)
 	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
+		err = causeOf(ctx, err)
 	}
 	r.end(result, c.checksum == "sha256", err)
 	switch {
@@ -75,6 +70,18 @@ func run(ctx context.Context, args []string, s streams) int {
 		return codeBusy
 	}
 	return codeError
+}
+
+// causeOf returns the reason for which ctx has ended, with an error that has another reason, such as one
+// that names a part of the copy.
+func causeOf(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	for _, follows := range []error{wire.ErrNoResult, net.ErrClosed, ctx.Err(), cause} {
+		if errors.Is(err, follows) {
+			return cause
+		}
+	}
+	return fmt.Errorf("%w; %w", cause, err)
 }
 
 // checkLocal checks the path on this machine before a request. Errors: client.ErrUsage if it, or the
@@ -90,7 +97,7 @@ func (c *command) checkLocal(s streams) error {
 	case c.from.Local():
 		_, err = os.Stat(c.from.Path)
 	default:
-		err = client.CheckDestination(c.to.Path)
+		err = client.CheckDestination(c.to.Path, overwrites[c.overwrite])
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("%w: %w", client.ErrUsage, err)
@@ -144,7 +151,9 @@ func (c *command) send(ctx context.Context, config *rest.Config, namespace strin
 	request := options.PodCopyToOptions{Container: c.container, Path: c.to.Path, Overwrite: c.overwrite,
 		PreserveMode: o.Mode, PreserveTimes: o.Times, PreserveOwner: o.Owner}
 	var source *client.Local
-	if !c.from.Stdio() {
+	if c.from.Stdio() {
+		request.SHA256AtEnd = o.SHA256
+	} else {
 		r.begin("read")
 		var err error
 		if source, err = client.OpenSource(ctx, c.from.Path, o); err != nil {
@@ -164,59 +173,4 @@ func (c *command) send(ctx context.Context, config *rest.Config, namespace strin
 		return client.SendStream(ctx, in, s, o)
 	}
 	return source.Send(ctx, s, o)
-}
-
-// dial begins a copy at kube-apiserver. The end of ctx ends the connection; the caller calls end.
-func dial(ctx context.Context, config *rest.Config, path string, query url.Values) (s *wire.Stream, end func(),
-	err error) {
-	config = rest.CopyConfig(config)
-	config.UserAgent = rest.DefaultKubernetesUserAgent()
-	base, _, err := rest.DefaultServerUrlFor(config)
-	if err != nil {
-		return nil, nil, err
-	}
-	target := base.JoinPath(path)
-	target.RawQuery = query.Encode()
-	// gorilla/websocket does not end a handshake with its context: negotiate does.
-	req, err := http.NewRequestWithContext(context.WithoutCancel(ctx), http.MethodGet, target.String(), nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	rt, holder, err := websocket.RoundTripperFor(config)
-	if err != nil {
-		return nil, nil, err
-	}
-	conn, err := negotiate(ctx, func() (*gorilla.Conn, error) {
-		return websocket.Negotiate(rt, holder, req, wire.Subprotocol)
-	})
-	if err != nil {
-		return nil, nil, explain(err)
-	}
-	socket := stream.NewSocket(conn)
-	stop := context.AfterFunc(ctx, func() { socket.Close() })
-	return wire.NewStream(socket), func() { stop(); socket.Close() }, nil
-}
-
-// negotiate returns the connection of a handshake. After the end of ctx it does not wait for it.
-func negotiate(ctx context.Context, handshake func() (*gorilla.Conn, error)) (*gorilla.Conn, error) {
-	type result struct {
-		conn *gorilla.Conn
-		err  error
-	}
-	results := make(chan result, 1)
-	go func() {
-		conn, err := handshake()
-		results <- result{conn, err}
-	}()
-	select {
-	case r := <-results:
-		return r.conn, r.err
-	case <-ctx.Done():
-	}
-	go func() {
-		if r := <-results; r.err == nil {
-			r.conn.Close()
-		}
-	}()
-	return nil, ctx.Err()
 }

@@ -155,7 +155,9 @@ func keeps(t *testing.T, r *received) func(s *wire.Stream) {
 		r.sum = digest.Sum()
 		end, _ := body.End()
 		r.end, _ = end.Sum()
-		s.Send(wire.Message{Type: wire.Result, Entries: int64(len(r.names)), Path: "/there"})
+		result := wire.SumOf(wire.Result, r.sum, archive.Counts{Entries: int64(len(r.names))})
+		result.Path = "/there"
+		s.Send(result)
 	}
 }
 
@@ -241,7 +243,7 @@ func TestFromAContainer(t *testing.T) {
 	if content, err := os.ReadFile(dir + "/new/f"); string(content) != "content" {
 		t.Errorf("%q, %v", content, err)
 	}
-	if strings.ContainsRune(got.err, '\x1b') || !strings.Contains(got.err, `skipped "dev\x1b[2J": a device`) {
+	if strings.ContainsRune(got.err, '\x1b') || !strings.Contains(got.err, `warning: "dev\x1b[2J": a device`) {
 		t.Errorf("the warning: %q", got.err)
 	}
 	first := s.last()
@@ -562,7 +564,7 @@ func TestReport(t *testing.T) {
 	r.end(client.Result{Entries: 3, Sum: archive.Sum{Size: 1023, SHA256: []byte{1, 255}}}, true, nil)
 	r.line(time.Now())
 	const want = "sent 6.0 MiB, 1.0 MiB/s\n" + "\rsent 6.0 MiB, 6.0 MiB/s\rsent 6 B, 6 B/s        \n" +
-		`kubectl copy: skipped "\u202egpj": "a\xff"` + "\n3 entries, 1023 bytes, SHA-256 of the tar stream 01ff\n"
+		`kubectl copy: warning: "\u202egpj": "a\xff"` + "\n3 entries, 1023 bytes, SHA-256 of the tar stream 01ff\n"
 	if got := b.String(); got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}

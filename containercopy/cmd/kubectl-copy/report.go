@@ -102,12 +102,16 @@ func (r *report) newLine() {
 	}
 }
 
-// warn prints an entry that is not copied. Names of a container may have control characters.
+// warn prints a warning about an entry, or without a path about the copy. Names of a container may have
+// control characters.
 func (r *report) warn(path, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.newLine()
-	fmt.Fprintf(r.out, "kubectl copy: skipped %q: %s\n", path, printable(reason))
+	if path != "" {
+		path = strconv.Quote(path) + ": "
+	}
+	fmt.Fprintf(r.out, "kubectl copy: warning: %s%s\n", path, printable(reason))
 }
 
 // end prints the result of a copy. No progress follows it.
@@ -131,6 +135,9 @@ func (r *report) end(result client.Result, sha256 bool, err error) {
 	}
 	if sha256 {
 		fmt.Fprintf(r.out, ", SHA-256 of the tar stream %x", result.Sum.SHA256)
+	}
+	if result.Merged {
+		fmt.Fprint(r.out, ", added to an existing directory")
 	}
 	fmt.Fprintln(r.out)
 }
