@@ -1,11 +1,14 @@
 package agent
 
 import (
+	"context"
 	"errors"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
 
 	"github.com/causeway-csi/causeway/containercopy/quota"
+	"github.com/causeway-csi/causeway/containercopy/stream"
 	"github.com/causeway-csi/causeway/containercopy/wire"
 )
 
@@ -20,7 +23,7 @@ type Metrics struct {
 func NewMetrics(r prometheus.Registerer, slots *quota.Slots) *Metrics {
 	m := &Metrics{
 		operations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "container_copy_operations_total",
-			Help: "Copies that have ended, by direction (from, to) and result: ok, a gRPC code, or canceled."},
+			Help: "Copies that have ended, by direction (from, to) and result: ok, a gRPC code, or canceled: by the client, or with its connection."},
 			[]string{"direction", "result"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "container_copy_bytes_total",
 			Help: "Bytes of the tar streams of copies, by direction."}, []string{"direction"}),
@@ -68,12 +71,22 @@ func resultOf(err error) string {
 	case err == nil:
 		return "ok"
 	case errors.As(err, &f):
-		for _, name := range names {
-			if name == f.Code {
-				return string(name)
-			}
-		}
-		return string(wire.Internal)
+		return known(f.Code)
+	case errors.Is(err, stream.ErrClient), errors.Is(err, context.Canceled):
+		return "canceled"
 	}
-	return string(nameOf(codeOf(err)))
+	if code := codeOf(err); code != codes.Internal {
+		return string(nameOf(code))
+	}
+	return known(stream.CodeOf(err))
+}
+
+// known returns a code as it is, or INTERNAL for a code that a worker has invented.
+func known(code wire.Code) string {
+	for _, name := range names {
+		if name == code {
+			return string(name)
+		}
+	}
+	return string(wire.Internal)
 }

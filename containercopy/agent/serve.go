@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -48,9 +49,11 @@ func (a *Agent) serve(t *transfer, client *stream.Socket) {
 	stopped := make(chan struct{})
 	result := stream.Relay(t.ctx, client, w, stream.Limits{Bytes: a.config.Archive.Bytes, Idle: a.config.Idle,
 		Total: a.config.Total}, func() {
-		client.Close()
 		go func() { w.Stop(); close(stopped) }() // which also ends Read of the worker
-	})
+	}, func() { client.Close() })
+	if w.Gone() && errors.Is(result.Err, stream.ErrWorker) {
+		result.Err = fmt.Errorf("%w: %w", container.ErrGone, result.Err)
+	}
 	<-stopped
 	a.finish(t, w, result)
 }

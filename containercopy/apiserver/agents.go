@@ -3,10 +3,8 @@ package apiserver
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"time"
@@ -18,17 +16,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	utilproxy "k8s.io/apimachinery/pkg/util/proxy"
-	"k8s.io/apiserver/pkg/registry/rest"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/klog/v2"
 
+	"github.com/causeway-csi/causeway/containercopy/api/v1alpha1"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
 // Limits of the time for an agent.
 const (
 	callLimit = 20 * time.Second // of a call: it asks the container runtime
-	dialLimit = 10 * time.Second // of a connection for a stream
+	dialLimit = 10 * time.Second // of the handshake of a stream
 )
 
 // Agents are the agents of the nodes: pods with a label, and a certificate with a common name.
@@ -40,8 +38,15 @@ type Agents struct {
 	Identity *peertls.Identity   // of this server
 }
 
+// agent is a connection to an agent.
+type agent struct {
+	*grpc.ClientConn
+	address string // IP address
+	node    string
+}
+
 // connect returns a connection to the agent of a node. Errors: those of the API.
-func (a Agents) connect(ctx context.Context, node string) (*grpc.ClientConn, error) {
+func (a Agents) connect(ctx context.Context, node string) (*agent, error) {
 	list, err := a.Pods.List(ctx, metav1.ListOptions{LabelSelector: a.Selector,
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(), ResourceVersion: "0"})
 	if err != nil {
@@ -52,8 +57,23 @@ func (a Agents) connect(ctx context.Context, node string) (*grpc.ClientConn, err
 		return nil, apierrors.NewServiceUnavailable(
 			fmt.Sprintf("node %s has no agent of container copy that is ready", node))
 	}
-	return grpc.NewClient("passthrough:///"+net.JoinHostPort(list.Items[at].Status.PodIP, strconv.Itoa(a.Port)),
+	address := list.Items[at].Status.PodIP
+	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(address, strconv.Itoa(a.Port)),
 		grpc.WithTransportCredentials(a.Identity.Client(a.Name)), grpc.WithNoProxy())
+	if err != nil {
+		return nil, err
+	}
+	return &agent{conn, address, node}, nil
+}
+
+// cancel ends a copy whose stream has not begun: it has a slot for a minute otherwise.
+func (a *agent) cancel(ctx context.Context, id string) {
+	limited, stop := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
+	defer stop()
+	_, err := v1alpha1.NewContainerCopyClient(a).CancelCopy(limited, &v1alpha1.CancelCopyRequest{CopyId: id})
+	if err != nil {
+		klog.ErrorS(err, "a copy without a stream keeps its slot for a minute", "node", a.node, "copy", id)
+	}
 }
 
 // ready reports whether an agent serves calls.
@@ -62,32 +82,6 @@ func ready(pod core.Pod) bool {
 		slices.ContainsFunc(pod.Status.Conditions, func(c core.PodCondition) bool {
 			return c.Type == core.PodReady && c.Status == core.ConditionTrue
 		})
-}
-
-// proxy joins a client to the stream at a URL of an agent.
-func (a Agents) proxy(address string, r rest.Responder) (http.Handler, error) {
-	location, err := url.Parse(address)
-	if err != nil || location.Scheme != "https" || location.Host == "" {
-		return nil, fmt.Errorf("invalid URL of a stream")
-	}
-	transport := &http.Transport{DialContext: (&net.Dialer{Timeout: dialLimit}).DialContext,
-		TLSClientConfig: a.Identity.ClientConfig(a.Name, "http/1.1")}
-	h := utilproxy.NewUpgradeAwareHandler(location, transport, false, true, utilproxy.NewErrorResponder(r))
-	h.UseLocationHost = true
-	h.RejectForwardingRedirects = true
-	return h, nil
-}
-
-// handshake are the headers of a WebSocket handshake (RFC 6455, 4.1).
-var handshake = []string{"Connection", "Upgrade", "Sec-Websocket-Key", "Sec-Websocket-Version",
-	"Sec-Websocket-Protocol"}
-
-// stripped returns a request with no other headers than those of its handshake: those with the
-// identity of the user are for this server only.
-func stripped(req *http.Request) *http.Request {
-	req = req.Clone(req.Context())
-	maps.DeleteFunc(req.Header, func(name string, _ []string) bool { return !slices.Contains(handshake, name) })
-	return req
 }
 
 // statuses are the errors of an agent as errors of the API.

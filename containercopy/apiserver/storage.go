@@ -10,17 +10,20 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 
+	"github.com/gorilla/websocket"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/causeway-csi/causeway/containercopy/api/options"
-	"github.com/causeway-csi/causeway/containercopy/api/v1alpha1"
+	"github.com/causeway-csi/causeway/containercopy/wire"
 )
 
 // Copies serves the resources of the API.
@@ -30,19 +33,41 @@ type Copies struct {
 	Agents     Agents
 	Deny       string // label of a pod or a namespace that has no copies; empty: none
 
-	streams sync.WaitGroup
+	mu      sync.Mutex
+	streams int
+	idle    chan struct{} // closed when streams is 0 again; nil: nobody waits
 }
 
-// Wait waits for the streams, until ctx ends. A server that stops no longer accepts copies, and the
-// copies that have begun can end.
+// begin counts a stream until its end.
+func (c *Copies) begin() (end func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.streams++
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.streams--; c.streams == 0 && c.idle != nil {
+			close(c.idle)
+			c.idle = nil
+		}
+	}
+}
+
+// Wait waits until there is no stream, or ctx ends. A server that stops no longer accepts copies, and
+// the copies that have begun can end.
 func (c *Copies) Wait(ctx context.Context) error {
-	ended := make(chan struct{})
-	go func() {
-		c.streams.Wait()
-		close(ended)
-	}()
+	c.mu.Lock()
+	if c.streams == 0 {
+		c.mu.Unlock()
+		return nil
+	}
+	if c.idle == nil {
+		c.idle = make(chan struct{})
+	}
+	idle := c.idle
+	c.mu.Unlock()
 	select {
-	case <-ended:
+	case <-idle:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -84,37 +109,51 @@ func (stream) ConnectMethods() []string { return []string{http.MethodGet} }
 // NewConnectOptions implements rest.Connecter.
 func (s stream) NewConnectOptions() (runtime.Object, bool, string) { return s.new(), false, "" }
 
-// Connect implements rest.Connecter. Its errors are those of the API: the handler is called for a copy
-// that the agent has accepted.
+// Connect implements rest.Connecter. The errors of the handler are those of the API.
 func (s stream) Connect(ctx context.Context, pod string, o runtime.Object, r rest.Responder) (http.Handler, error) {
-	req, err := s.copies.request(ctx, pod, o)
-	if err != nil {
-		return nil, err
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		defer s.copies.begin()()
+		if err := s.copies.serve(ctx, w, req, pod, o); err != nil {
+			r.Error(err)
+		}
+	}), nil
+}
+
+// serve has the agent of the node prepare a copy, and joins the client to its stream. Errors: those
+// before the stream.
+func (c *Copies) serve(ctx context.Context, w http.ResponseWriter, req *http.Request, pod string,
+	o runtime.Object) error {
+	if !websocket.IsWebSocketUpgrade(req) || !slices.Contains(websocket.Subprotocols(req), wire.Subprotocol) {
+		return apierrors.NewBadRequest("a copy is a WebSocket connection of the subprotocol " + wire.Subprotocol)
 	}
-	at, err := s.copies.locate(ctx, request.NamespaceValue(ctx), pod, req.container)
+	request, err := c.request(ctx, pod, o)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	agent, err := s.copies.Agents.connect(ctx, at.node)
+	at, err := c.locate(ctx, apirequest.NamespaceValue(ctx), pod, request.container)
 	if err != nil {
-		return nil, err
+		return err
+	}
+	agent, err := c.Agents.connect(ctx, at.node)
+	if err != nil {
+		return err
 	}
 	defer agent.Close()
-	limited, cancel := context.WithTimeout(ctx, callLimit)
-	defer cancel()
-	url, id, err := req.call(limited, v1alpha1.NewContainerCopyClient(agent), at)
+	url, id, err := request.prepare(ctx, agent, at)
 	if err != nil {
-		return nil, statusOf(at.node, err)
+		return err
 	}
 	audit.AddAuditAnnotation(ctx, options.Version.Group+"/copy-id", id)
 	audit.AddAuditAnnotation(ctx, options.Version.Group+"/container-id", at.container)
-	proxy, err := s.copies.Agents.proxy(url, r)
-	if err != nil {
-		return nil, fmt.Errorf("the agent of the node %s: %w", at.node, err)
+	relay, err := c.Agents.open(ctx, url, agent.address, req.Header)
+	if err == nil {
+		err = relay.join(w)
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		s.copies.streams.Add(1)
-		defer s.copies.streams.Done()
-		proxy.ServeHTTP(w, stripped(req))
-	}), nil
+	if err != nil {
+		agent.cancel(ctx, id)
+		return apierrors.NewServiceUnavailable(fmt.Sprintf("the agent of the node %s: %v", at.node, err))
+	}
+	agent.Close() // the stream can take hours
+	relay.run()
+	return nil
 }

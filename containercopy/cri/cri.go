@@ -55,6 +55,14 @@ func NewFinder(client runtime.RuntimeServiceClient, native []string) *Finder {
 	return &Finder{client, native}
 }
 
+// Check returns ErrUnavailable if the runtime does not answer.
+func (f *Finder) Check(ctx context.Context) error {
+	if _, err := f.client.Version(ctx, &runtime.VersionRequest{}); err != nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return nil
+}
+
 // info is the part of the verbose status that containerd and CRI-O have in common.
 type info struct {
 	PID         int    `json:"pid"`

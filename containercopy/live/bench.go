@@ -39,6 +39,9 @@ func (p play) bench() error {
 			}
 		}
 	}
+	if err := p.nodePart(); err != nil {
+		return fmt.Errorf("the node's part: %w", err)
+	}
 	for _, size := range []string{"1GiB", "4GiB"} {
 		if err := p.crowd(size); err != nil {
 			return err

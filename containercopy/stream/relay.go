@@ -29,12 +29,31 @@ type Result struct {
 
 // Errors of a Result, beside wire.Failure.
 var (
+	// ErrClient: the client has ended, or its connection.
+	ErrClient = errors.New("the client has ended")
+	// ErrWorker: the worker has ended without a Result.
+	ErrWorker = errors.New("the worker has ended, perhaps with its container")
+
 	errIdle  = errors.New("no data for")
 	errTotal = errors.New("the copy takes longer than")
 	errBytes = errors.New("the stream has more bytes than")
-
-	errWorker = errors.New("the worker has ended, perhaps with its container")
 )
+
+// CodeOf returns the code of the error of a Result.
+func CodeOf(err error) wire.Code {
+	var f *wire.Failure
+	switch {
+	case errors.As(err, &f):
+		return f.Code
+	case errors.Is(err, errBytes):
+		return wire.OutOfRange
+	case errors.Is(err, errIdle), errors.Is(err, errTotal):
+		return wire.DeadlineExceeded
+	case errors.Is(err, context.Canceled):
+		return wire.Aborted
+	}
+	return wire.Unavailable
+}
 
 // relay is a stream between a client and a worker.
 type relay struct {
@@ -43,43 +62,54 @@ type relay struct {
 	bytes          atomic.Int64
 	ended          atomic.Bool // the stream has an End message
 	stop           context.CancelCauseFunc
-	writing        sync.Mutex // held by writes to the client
+	gone           chan struct{} // closed at the end of the client
+	writing        sync.Mutex    // held by writes to the client
 }
 
 // Relay passes messages between a client and a worker until the worker sends a Result, either side
-// ends, or a limit is exceeded. closeBoth ends both connections, so that their Read returns; the
-// worker then removes an unfinished copy. Before, the client gets a Result with the error.
-func Relay(ctx context.Context, client, worker wire.Messages, limits Limits, closeBoth func()) Result {
+// ends, or a limit is exceeded. Before, the client gets a Result with the error. closeWorker and
+// closeClient end the connections, so that their Read returns; the worker then removes an unfinished
+// copy.
+func Relay(ctx context.Context, client, worker wire.Messages, limits Limits, closeWorker, closeClient func()) Result {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	r := &relay{client: client, worker: worker, limits: limits, stop: stop}
+	r := &relay{client: client, worker: worker, limits: limits, stop: stop, gone: make(chan struct{})}
 	if limits.Total > 0 {
 		timer := time.AfterFunc(limits.Total, func() { stop(fmt.Errorf("%w %s", errTotal, limits.Total)) })
 		defer timer.Stop()
 	}
-	results, clients := make(chan Result, 1), make(chan error, 1)
+	results, errs := make(chan Result, 1), make(chan error, 1)
 	var group sync.WaitGroup
 	group.Go(func() { results <- r.fromWorker() })
-	group.Go(func() { clients <- r.fromClient() })
+	group.Go(func() { defer close(r.gone); errs <- r.fromClient(); r.discard() })
 	go r.watch(ctx)
-	result := r.await(ctx, results, clients)
+	result := r.await(ctx, results, errs)
 	if result.Err != nil && result.Message.Type == "" {
 		r.tell(result.Err)
 	}
-	closeBoth()
+	closeWorker()
+	// Unread data would be a reset of the connection, and the last message could be lost.
+	select {
+	case <-r.gone:
+	case <-time.After(linger):
+	}
+	closeClient()
 	group.Wait()
 	result.Bytes = r.bytes.Load()
 	return result
 }
 
+// linger is the time in which a client takes the last message, and closes the connection.
+const linger = 2 * time.Second
+
 // await waits for the end of the stream.
-func (r *relay) await(ctx context.Context, results <-chan Result, clients <-chan error) Result {
+func (r *relay) await(ctx context.Context, results <-chan Result, errs <-chan error) Result {
 	for {
 		select {
 		case result := <-results:
 			return result
-		case err := <-clients:
-			if !errors.Is(err, errWorker) {
+		case err := <-errs:
+			if !errors.Is(err, ErrWorker) {
 				return Result{Err: err}
 			} // else fromWorker has the reason
 		case <-ctx.Done():
@@ -90,16 +120,7 @@ func (r *relay) await(ctx context.Context, results <-chan Result, clients <-chan
 
 // tell sends the client the error of a stream that ended without a Result of the worker.
 func (r *relay) tell(err error) {
-	code := wire.Unavailable
-	switch {
-	case errors.Is(err, errBytes):
-		code = wire.OutOfRange
-	case errors.Is(err, errIdle), errors.Is(err, errTotal):
-		code = wire.DeadlineExceeded
-	case errors.Is(err, context.Canceled):
-		code = wire.Aborted
-	}
-	message, failed := json.Marshal(wire.Message{Type: wire.Result, Code: code, Text: err.Error()})
+	message, failed := json.Marshal(wire.Message{Type: wire.Result, Code: CodeOf(err), Text: err.Error()})
 	if failed == nil && r.writing.TryLock() { // else a write to the client hangs
 		defer r.writing.Unlock()
 		r.client.Write(append([]byte{byte(wire.Control)}, message...)) // the client may be gone
@@ -118,7 +139,7 @@ func (r *relay) fromWorker() Result {
 	for {
 		message, err := r.worker.Read()
 		if errors.Is(err, io.EOF) || err == nil && len(message) == 0 {
-			return Result{Err: errWorker}
+			return Result{Err: ErrWorker}
 		}
 		if err != nil {
 			return Result{Err: fmt.Errorf("read from the worker: %w", err)}
@@ -127,7 +148,7 @@ func (r *relay) fromWorker() Result {
 			return Result{Err: err}
 		}
 		if err := r.write(message); err != nil {
-			return Result{Err: fmt.Errorf("write to the client: %w", err)}
+			return Result{Err: fmt.Errorf("%w: %w", ErrClient, err)}
 		}
 		if m, ok := control(message); ok && m.Type == wire.Result {
 			return Result{Message: m, Err: m.Err()}
@@ -140,13 +161,22 @@ func (r *relay) fromClient() error {
 	for {
 		message, err := r.client.Read()
 		if err != nil {
-			return fmt.Errorf("the client has ended: %w", err)
+			return fmt.Errorf("%w: %w", ErrClient, err)
 		}
 		if err := r.count(message); err != nil {
 			return err
 		}
 		if err := r.worker.Write(message); err != nil {
-			return fmt.Errorf("%w: %w", errWorker, err)
+			return fmt.Errorf("%w: %w", ErrWorker, err)
+		}
+	}
+}
+
+// discard reads the rest of the client.
+func (r *relay) discard() {
+	for {
+		if _, err := r.client.Read(); err != nil {
+			return
 		}
 	}
 }

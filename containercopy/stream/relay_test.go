@@ -30,7 +30,7 @@ func start(t *testing.T, l Limits) ends {
 	e := ends{wire.NewStream(client), wire.NewStream(worker), client.Close, worker.Close, cancel, make(chan Result, 1)}
 	t.Cleanup(cancel)
 	go func() {
-		e.result <- Relay(ctx, ofClient, ofWorker, l, func() { ofClient.Close(); ofWorker.Close() })
+		e.result <- Relay(ctx, ofClient, ofWorker, l, ofWorker.Close, ofClient.Close)
 	}()
 	return e
 }

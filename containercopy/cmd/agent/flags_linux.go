@@ -38,7 +38,7 @@ func parse(args []string, out io.Writer) (flags, error) {
 	set.StringVar(&f.streamAddress, "stream-address", "",
 		"`Address` of the streams for callers, such as the IP of the pod and a port. Required.")
 	set.StringVar(&f.metrics, "metrics-address", "127.0.0.1:9842",
-		"`Address` of /metrics and /healthz. Empty: none.")
+		"`Address` of /metrics, /healthz and /readyz. Empty: none.")
 	set.StringVar(&f.tlsDir, "tls-dir", "/etc/causeway/tls", "`Directory` with ca.crt, tls.crt and tls.key.")
 	set.StringVar(&f.client, "client-name", "causeway-copy", "DNS `name` in the certificate of the only client.")
 	set.StringVar(&f.workers, "worker-dir", "/worker", "`Directory` that has the program worker and nothing else.")

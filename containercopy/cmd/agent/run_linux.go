@@ -7,11 +7,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	stdlog "log"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,6 +29,7 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/cri"
 	"github.com/causeway-csi/causeway/containercopy/quota"
 	"github.com/causeway-csi/causeway/containercopy/stream"
+	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
@@ -34,8 +37,9 @@ import (
 var node = container.Node{Proc: "/proc", Init: 1}
 
 const (
-	handshakeLimit = 10 * time.Second // of a connection, before its first request
-	endLimit       = 5 * time.Second  // of calls and streams when the agent ends
+	handshakeLimit = 10 * time.Second       // of a connection, before its first request
+	endLimit       = 5 * time.Second        // of calls and streams when the agent ends
+	checkLimit     = 800 * time.Millisecond // of a probe of the runtime: the kubelet waits for a second
 )
 
 // run runs an agent until ctx ends, and returns its exit code: 2 for an invalid command line.
@@ -67,18 +71,19 @@ func serve(ctx context.Context, f flags, log *slog.Logger) error {
 		return fmt.Errorf("the container runtime at %s: %w", f.endpoint, err)
 	}
 	defer conn.Close()
+	program := container.Program{Root: f.workers, Name: "worker", Stderr: os.Stderr}
+	finder := cri.NewFinder(runtime.NewRuntimeServiceClient(conn), strings.Split(f.native, ","))
 	registry := prometheus.NewRegistry()
 	slots := quota.New(f.perPod, f.perNode)
 	metrics := agent.NewMetrics(registry, slots)
 	a := agent.New(agent.Config{
-		Runtime: cri.NewFinder(runtime.NewRuntimeServiceClient(conn), strings.Split(f.native, ",")),
-		Starter: agent.Native{Node: node,
-			Program: container.Program{Root: f.workers, Name: "worker", Stderr: os.Stderr}},
+		Runtime: finder, Starter: agent.Native{Node: node, Program: program},
 		Slots: slots, URL: "https://" + f.streamAddress, Archive: f.limits, Idle: f.idle, Total: f.total, Log: log,
 		Peer: peerOf, Finished: metrics.Finished,
 	})
 	defer a.Close()
-	return listen(ctx, f, a, identity, registry)
+	r := &readiness{runtime: finder.Check, worker: program.Check}
+	return listen(ctx, f, a, identity, observed(registry, r))
 }
 
 // peerOf identifies the caller of a call by its certificate. Without one its stream is refused.
@@ -95,12 +100,12 @@ func peerOf(ctx context.Context) string {
 }
 
 // listen serves an agent on its addresses.
-func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Identity,
-	registry *prometheus.Registry) error {
+func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Identity, metrics http.Handler) error {
 	calls := grpc.NewServer(grpc.Creds(identity.Server(f.client)), grpc.ConnectionTimeout(handshakeLimit))
 	v1alpha1.RegisterContainerCopyServer(calls, a)
-	streams := &http.Server{Handler: a.Handler(), ReadHeaderTimeout: handshakeLimit}
-	observed := &http.Server{Handler: metricsHandler(registry), ReadHeaderTimeout: handshakeLimit}
+	streams := &http.Server{Handler: admitted(a.Handler()), ConnContext: withConn, ReadHeaderTimeout: handshakeLimit, IdleTimeout: handshakeLimit,
+		ErrorLog: nolog} // any pod can cause its errors, such as those of handshakes
+	observed := &http.Server{Handler: metrics, ReadHeaderTimeout: handshakeLimit}
 	ended := make(chan error, 3)
 	for _, s := range []struct {
 		address string
@@ -109,7 +114,7 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 	}{
 		{f.listen, func(l net.Listener) error { return calls.Serve(peertls.Limit(l)) }, calls.Stop},
 		{f.streamListen, func(l net.Listener) error {
-			return streams.Serve(tls.NewListener(l, identity.ServerConfig(f.client, "http/1.1")))
+			return streams.Serve(tls.NewListener(peertls.Limit(l), identity.ServerConfig(f.client, "http/1.1")))
 		}, func() { streams.Close() }},
 		{f.metrics, observed.Serve, func() { observed.Close() }},
 	} {
@@ -135,9 +140,68 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 	return nil
 }
 
-func metricsHandler(registry *prometheus.Registry) http.Handler {
+// connKey is the key of the connection of a request in its context.
+type connKey struct{}
+
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// admitted keeps the connections of authenticated clients apart from those of all others, as gRPC does
+// with the credentials of package peertls.
+func admitted(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, ok := r.Context().Value(connKey{}).(*tls.Conn); ok {
+			if err := connlimit.Admit(c.NetConn()); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// nolog drops what is logged.
+var nolog = stdlog.New(io.Discard, "", 0)
+
+// readiness is the state of the parts of the node that each copy needs.
+type readiness struct {
+	runtime func(ctx context.Context) error
+	worker  func() error
+
+	mu      sync.Mutex
+	started bool // worker has succeeded once: what it needs stays
+}
+
+// check returns the reason for which no copy can begin.
+func (r *readiness) check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	if err := r.runtime(ctx); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.started {
+		return nil
+	}
+	err := r.worker()
+	r.started = err == nil
+	return err
+}
+
+// observed serves the metrics, and the probes of the kubelet: a restart of the agent would not repair
+// its node, so only readiness depends on it.
+func observed(registry *prometheus.Registry, r *readiness) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) {
+		if err := r.check(req.Context()); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		io.WriteString(w, "ok\n")
+	})
 	return mux
 }

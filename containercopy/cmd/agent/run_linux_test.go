@@ -5,10 +5,12 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +19,7 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -51,6 +54,10 @@ func (f fakeRuntime) ContainerStatus(context.Context, *runtime.ContainerStatusRe
 			"io.kubernetes.pod.namespace": "ns", "io.kubernetes.pod.name": "p", "io.kubernetes.pod.uid": "u"}},
 		Info: map[string]string{"info": fmt.Sprintf(`{"pid":%d,"runtimeType":"io.containerd.runc.v2"}`, f.pid)},
 	}, nil
+}
+
+func (fakeRuntime) Version(context.Context, *runtime.VersionRequest) (*runtime.VersionResponse, error) {
+	return &runtime.VersionResponse{}, nil
 }
 
 // serveRuntime serves a container runtime, and returns the path of its socket.
@@ -144,8 +151,10 @@ func TestTheProgram(t *testing.T) {
 			t.Errorf("the metrics have no %s:\n%s", line, text)
 		}
 	}
-	if got := get(t, "http://"+metrics+"/healthz"); got != "ok\n" {
-		t.Errorf("/healthz: %q", got)
+	for _, probe := range []string{"/healthz", "/readyz"} {
+		if got := get(t, "http://"+metrics+probe); got != "ok\n" {
+			t.Errorf("%s: %q", probe, got)
+		}
 	}
 	stranger := t.TempDir()
 	if _, err := peertls.Make(stranger, peertls.MakeOptions{Client: "causeway-copy"}); err != nil {
@@ -173,6 +182,37 @@ func get(t *testing.T, url string) string {
 			return string(body)
 		}
 		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// TestReadiness shows a node on which no copy can begin: the agent is not ready, and lives.
+func TestReadiness(t *testing.T) {
+	var down, refused error
+	started := 0
+	h := observed(prometheus.NewRegistry(), &readiness{runtime: func(context.Context) error { return down },
+		worker: func() error { started++; return refused }})
+	for _, step := range []struct {
+		what          string
+		down, refused error
+		want, started int
+	}{
+		{"no user namespaces", nil, errors.New("no space left on device"), http.StatusServiceUnavailable, 1},
+		{"no runtime", errors.New("connection refused"), nil, http.StatusServiceUnavailable, 1},
+		{"all", nil, nil, http.StatusOK, 2},
+		{"the runtime has gone", errors.New("connection refused"), nil, http.StatusServiceUnavailable, 2},
+		{"the runtime is back", nil, nil, http.StatusOK, 2},
+	} {
+		down, refused = step.down, step.refused
+		for path, want := range map[string]int{"/readyz": step.want, "/healthz": http.StatusOK} {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+			if w.Code != want {
+				t.Errorf("%s: %s = %d %s, want %d", step.what, path, w.Code, w.Body, want)
+			}
+		}
+		if started != step.started {
+			t.Errorf("%s: %d workers were started, want %d", step.what, started, step.started)
+		}
 	}
 }
 

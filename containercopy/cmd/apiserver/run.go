@@ -30,6 +30,9 @@ type flags struct {
 	drain     time.Duration
 }
 
+// delay is the time between the signal to end and the end of new copies.
+const delay = 5 * time.Second
+
 // newFlags returns the defaults. The server has no storage, and its requests have no priorities: its
 // streams are exempt, and the agents limit them.
 func newFlags() *flags {
@@ -162,5 +165,8 @@ func (f *flags) config() (*server.RecommendedConfig, error) {
 	if err := f.generic.ApplyTo(config); err != nil {
 		return nil, err
 	}
+	// A copy needs 3 requests at once. The agents limit the copies.
+	config.ClientConfig.QPS, config.ClientConfig.Burst = 300, 600
+	config.ShutdownDelayDuration = delay // kube-apiserver does not know at once that the endpoint is gone
 	return config, nil
 }

@@ -1,0 +1,150 @@
+package apiserver
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	copystream "github.com/causeway-csi/causeway/containercopy/stream"
+)
+
+// handshake are the headers of a WebSocket handshake (RFC 6455, 4.1). All others, such as those with the
+// identity of the user, are for this server only.
+var handshake = []string{"Connection", "Upgrade", "Sec-Websocket-Key", "Sec-Websocket-Version",
+	"Sec-Websocket-Protocol"}
+
+// relay joins the connection of a client to that of an agent, of which it reads nothing after the
+// handshake.
+type relay struct {
+	agent    net.Conn
+	received *bufio.Reader  // from the agent
+	answer   *http.Response // to the handshake
+	client   net.Conn
+	sent     io.Reader // by the client
+}
+
+// checkURL returns an error unless a URL is that of a stream of an agent at this address: an agent must
+// not direct this server elsewhere.
+func checkURL(text, address string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.Fragment != "" ||
+		!strings.HasPrefix(u.Path, copystream.Path) || !net.ParseIP(u.Hostname()).Equal(net.ParseIP(address)) {
+		return nil, errors.New("invalid URL of a stream")
+	}
+	return u, nil
+}
+
+// open makes the WebSocket handshake of a client with the agent at an address.
+func (a Agents) open(ctx context.Context, text, address string, header http.Header) (r *relay, err error) {
+	u, err := checkURL(text, address)
+	if err != nil {
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	d := tls.Dialer{Config: a.Identity.ClientConfig(a.Name, "http/1.1")}
+	conn, err := d.DialContext(limited, "tcp", u.Host)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			conn.Close()
+		}
+	}()
+	r = &relay{agent: conn, received: bufio.NewReader(conn)}
+	if err := conn.SetDeadline(time.Now().Add(dialLimit)); err != nil {
+		return nil, err
+	}
+	req := &http.Request{Method: http.MethodGet, URL: u, Header: http.Header{"User-Agent": nil}}
+	for _, name := range handshake {
+		req.Header[name] = header[name]
+	}
+	if err := req.Write(conn); err != nil {
+		return nil, err
+	}
+	if r.answer, err = http.ReadResponse(r.received, req); err != nil {
+		return nil, err
+	}
+	if r.answer.StatusCode != http.StatusSwitchingProtocols {
+		defer r.answer.Body.Close()
+		said, _ := io.ReadAll(io.LimitReader(r.answer.Body, 1<<10)) // as much as there is
+		return nil, fmt.Errorf("it refuses the stream: %s: %q", r.answer.Status, said)
+	}
+	return r, conn.SetDeadline(time.Time{})
+}
+
+// join takes the connection of the client, and sends it the answer of the agent. After an error the
+// connection to the agent is closed.
+func (r *relay) join(w http.ResponseWriter) error {
+	conn, buffers, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		r.agent.Close()
+		return fmt.Errorf("take the connection of the client: %w", err)
+	}
+	r.client = conn
+	// A reader of both would copy each part once more.
+	r.sent = conn
+	if n := buffers.Reader.Buffered(); n > 0 {
+		r.sent = io.MultiReader(io.LimitReader(buffers.Reader, int64(n)), conn)
+	}
+	return nil
+}
+
+// endLimit is the time in which the last messages of an agent that has ended its reading arrive.
+const endLimit = 5 * time.Second
+
+// run passes data in both directions until the copy ends, and closes both connections.
+func (r *relay) run() {
+	defer r.agent.Close()
+	defer r.client.Close()
+	if r.client.SetDeadline(time.Time{}) != nil || r.answer.Write(r.client) != nil {
+		return
+	}
+	if n := r.received.Buffered(); n > 0 {
+		if _, err := io.CopyN(r.client, r.received, int64(n)); err != nil {
+			return
+		}
+	}
+	up, down := make(chan error, 1), make(chan error, 1)
+	go func() { up <- pass(r.agent, r.sent) }()
+	go func() { down <- pass(r.client, r.agent) }()
+	select {
+	case <-down:
+	case err := <-up:
+		if errors.Is(err, errWrite) { // the result of the agent may be on its way
+			select {
+			case <-down:
+			case <-time.After(endLimit):
+			}
+		}
+	}
+}
+
+// errWrite is the class of an error of the receiver.
+var errWrite = errors.New("write")
+
+// pass copies until an error. A connection of TLS returns a record at a time.
+func pass(to io.Writer, from io.Reader) error {
+	const record = 16 << 10
+	buffer := make([]byte, 2*record)
+	for {
+		n, err := from.Read(buffer)
+		if n > 0 {
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return fmt.Errorf("%w: %w", errWrite, err)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
