@@ -23,14 +23,34 @@ func (a *Agent) Handler() http.Handler {
 	return stream.Handler(a.tickets, func(_ *http.Request, t *transfer, client *stream.Socket) { a.serve(t, client) })
 }
 
+// Wait waits until all streams have ended. Their clients have their results then.
+func (a *Agent) Wait(ctx context.Context) error {
+	ended := make(chan struct{})
+	go func() {
+		a.streams.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // serve makes a copy over the connection of its caller.
 func (a *Agent) serve(t *transfer, client *stream.Socket) {
+	a.streams.Add(1)
+	defer a.streams.Done()
 	t.mu.Lock()
 	canceled := t.begun
 	t.begun = true
 	w := t.worker
 	t.mu.Unlock()
+	result := stream.Result{Err: errors.New("the copy has panicked")} // net/http recovers it
+	defer func() { a.finish(t, w, result) }()
 	if canceled {
+		result.Err = errCanceled
 		wire.NewStream(client).Send(wire.Message{Type: wire.Result, Code: wire.Aborted, Text: errCanceled.Error()})
 		return
 	}
@@ -41,42 +61,52 @@ func (a *Agent) serve(t *transfer, client *stream.Socket) {
 		err = wire.NewStream(w).Send(wire.Message{Type: wire.Start})
 	}
 	if err != nil {
-		s := statusOf(err)
-		wire.NewStream(client).Send(wire.Message{Type: wire.Result, Code: nameOf(status.Code(s)), Text: err.Error()})
-		a.finish(t, w, stream.Result{Err: err})
+		result.Err = err
+		code := nameOf(status.Code(statusOf(err)))
+		wire.NewStream(client).Send(wire.Message{Type: wire.Result, Code: code, Text: err.Error()})
 		return
 	}
 	stopped := make(chan struct{})
-	result := stream.Relay(t.ctx, client, w, stream.Limits{Bytes: a.config.Archive.Bytes, Idle: a.config.Idle,
-		Total: a.config.Total}, func() {
+	result = stream.Relay(t.ctx, client, w, stream.Limits{From: t.spec.From, Bytes: a.config.Archive.Bytes,
+		Idle: a.config.Idle, Total: a.config.Total}, func() {
 		go func() { w.Stop(); close(stopped) }() // which also ends Read of the worker
 	}, func() { client.Close() })
 	if w.Gone() && errors.Is(result.Err, stream.ErrWorker) {
 		result.Err = fmt.Errorf("%w: %w", container.ErrGone, result.Err)
 	}
 	<-stopped
-	a.finish(t, w, result)
 }
+
+// startLimit is the time for the runtime to describe a container, twice.
+const startLimit = 30 * time.Second
 
 // start starts the worker of a copy.
 func (a *Agent) start(ctx context.Context, t *transfer) (Worker, error) {
+	limited, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
 	find := func(ctx context.Context) (cri.Container, error) {
 		return a.config.Runtime.Find(ctx, t.container, t.pod)
 	}
-	return a.config.Starter.Start(ctx, t.container, find, t.spec)
+	return a.config.Starter.Start(limited, t.container, find, t.spec)
 }
 
 // precompute starts the worker of a copy, which reads its source, and returns the sum of the stream.
 func (a *Agent) precompute(ctx context.Context, t *transfer) (archive.Sum, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.config.Total)
+	defer cancel()
+	defer context.AfterFunc(t.ctx, cancel)()
 	w, err := a.start(ctx, t)
 	if err != nil {
 		return archive.Sum{}, err
 	}
 	t.mu.Lock()
 	t.worker = w
+	ended := t.ended
 	t.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, a.config.Total)
-	defer cancel()
+	if ended { // by CancelCopy, which did not know the worker
+		w.Stop()
+		return archive.Sum{}, context.Cause(t.ctx)
+	}
 	defer context.AfterFunc(ctx, func() { w.Stop() })() // ends Await
 	m, err := wire.NewStream(w).Await(wire.Sum, nil)
 	if ctx.Err() != nil {
@@ -123,6 +153,7 @@ var statuses = []struct {
 	code codes.Code
 }{
 	{quota.ErrBusy, codes.ResourceExhausted}, {stream.ErrTooMany, codes.ResourceExhausted},
+	{stream.ErrClosed, codes.Unavailable}, {container.ErrRaised, codes.FailedPrecondition},
 	{cri.ErrNotFound, codes.NotFound}, {cri.ErrNotRunning, codes.FailedPrecondition},
 	{cri.ErrNotNative, codes.Unimplemented}, {cri.ErrUnavailable, codes.Unavailable},
 	{container.ErrGone, codes.FailedPrecondition}, {container.ErrNotContained, codes.Unimplemented},

@@ -77,6 +77,8 @@ type Agent struct {
 
 	mu     sync.Mutex
 	copies map[string]*transfer // by ID
+
+	streams sync.WaitGroup
 }
 
 // New returns an Agent.

@@ -182,7 +182,7 @@ func (b *budget) path(path string) error {
 }
 
 // chunk is the size of the buffer of a copy, in bytes.
-const chunk = 128 << 10
+const chunk = 64 << 10
 
 // copyContent copies size bytes. It ends with ctx.
 func copyContent(ctx context.Context, w io.Writer, r io.Reader, size int64, buffer []byte) (int64, error) {

@@ -2,7 +2,6 @@ package archive
 
 import (
 	"archive/tar"
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +24,8 @@ type packer struct {
 	budget budget
 	skip   Skip
 	buffer []byte
+
+	pending int // bytes of names
 }
 
 // Pack writes an entry, and all entries below it, as a tar stream. name is the name of the entry in
@@ -33,13 +34,12 @@ type packer struct {
 // pipes, sockets and filesystems of the kernel are skipped.
 //
 // The stream is complete or Pack returns an error: also for a file that cannot be read, or that
-// becomes shorter (ErrChanged). An entry that is gone before it is opened is skipped.
+// becomes shorter (ErrChanged). Headers are small writes: w has a buffer. An entry that is gone before it is opened is skipped.
 func Pack(ctx context.Context, w io.Writer, name string, e Entry, o PackOptions) (Counts, error) {
 	if o.Limits.Bytes > 0 {
 		w = &limitedWriter{w, o.Limits.Bytes, o.Limits.Bytes}
 	}
-	buffered := bufio.NewWriterSize(w, chunk) // a small file is three writes
-	p := &packer{ctx: ctx, tar: tar.NewWriter(buffered), budget: budget{limits: o.Limits}, skip: o.Skip,
+	p := &packer{ctx: ctx, tar: tar.NewWriter(w), budget: budget{limits: o.Limits}, skip: o.Skip,
 		buffer: make([]byte, chunk)}
 	err := p.budget.entries(1)
 	if err == nil {
@@ -50,9 +50,6 @@ func Pack(ctx context.Context, w io.Writer, name string, e Entry, o PackOptions)
 	}
 	if err == nil {
 		err = p.tar.Close()
-	}
-	if err == nil {
-		err = buffered.Flush()
 	}
 	return p.budget.counts, err
 }
@@ -161,6 +158,14 @@ func (p *packer) directory(path string, e Entry, info Info) error {
 	if err := p.budget.entries(len(names)); err != nil {
 		return err
 	}
+	size := 0
+	for _, name := range names {
+		size += len(name) + 16 // of a string
+	}
+	if p.pending += size; p.pending > p.budget.limits.Pending {
+		return fmt.Errorf("%w: the names of %.128q need more than %d bytes", ErrLimit, path, p.budget.limits.Pending)
+	}
+	defer func() { p.pending -= size }()
 	if err := p.tar.WriteHeader(header(path+"/", tar.TypeDir, info)); err != nil {
 		return err
 	}

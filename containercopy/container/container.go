@@ -20,6 +20,9 @@ var (
 	// ErrNotContained: the process is not one of the container, or has the files of the node, as those
 	// of a virtual machine or of a sandbox do.
 	ErrNotContained = errors.New("the process of the container does not have a root directory of its own")
+	// ErrRaised: the process has another user than the container at this moment, as a set-user-ID program
+	// has. A copy must not get its rights.
+	ErrRaised = errors.New("the first process of the container has several users or groups at once")
 )
 
 // IDMap is a line of a uid_map or gid_map. user_namespaces(7).
@@ -82,6 +85,11 @@ func parseStatus(text []byte, uids, gids []IDMap) (Identity, error) {
 	for name, least := range map[string]int{"Uid": 4, "Gid": 4, "CapEff": 1, "Umask": 1} {
 		if len(fields[name]) < least {
 			return id, fmt.Errorf("the status of the process has no %s", name)
+		}
+	}
+	for _, name := range []string{"Uid", "Gid"} {
+		if ids := slices.Compact(slices.Clone(fields[name][:4])); len(ids) != 1 {
+			return id, fmt.Errorf("%w: %s %s", ErrRaised, name, strings.Join(fields[name], " "))
 		}
 	}
 	id.UID, id.GID = within(uids, fields["Uid"][3]), within(gids, fields["Gid"][3]) // of filesystems

@@ -35,35 +35,38 @@ type Node struct {
 //
 // The caller asks the runtime again afterwards: if it names the same process, the number was not used
 // by two processes meanwhile. Errors: ErrGone, ErrNotContained.
-func (n Node) Open(pid int, cgroup string) (c *Container, err error) {
-	c = &Container{pidfd: -1, dir: -1, root: -1, proc: -1}
-	defer func() {
-		if err != nil {
-			c.Close()
-		}
-	}()
-	if c.pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
-		return c, gone("pidfd_open", err)
-	}
-	if c.proc, err = unix.Open(n.Proc, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
-		return c, os.NewSyscallError("open "+n.Proc, err)
-	}
-	if c.dir, err = openPath(c.proc, strconv.Itoa(pid)); err != nil {
-		return c, gone("open", err)
-	}
-	if c.root, err = openPath(c.dir, "root"); err != nil {
-		return c, gone("open root", err)
-	}
-	if c.Identity, err = c.identity(); err != nil {
-		return c, err
-	}
-	if err := c.isContained(cgroup, n.Init); err != nil {
-		return c, err
-	}
-	if c.Ended() { // else all of the above is of the process with the pidfd
-		return c, ErrGone
+func (n Node) Open(pid int, cgroup string) (*Container, error) {
+	c := &Container{pidfd: -1, dir: -1, root: -1, proc: -1}
+	if err := c.open(n, pid, cgroup); err != nil {
+		c.Close()
+		return nil, err
 	}
 	return c, nil
+}
+
+func (c *Container) open(n Node, pid int, cgroup string) (err error) {
+	if c.pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
+		return gone("pidfd_open", err)
+	}
+	if c.proc, err = unix.Open(n.Proc, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return os.NewSyscallError("open "+n.Proc, err)
+	}
+	if c.dir, err = openPath(c.proc, strconv.Itoa(pid)); err != nil {
+		return gone("open", err)
+	}
+	if c.root, err = openPath(c.dir, "root"); err != nil {
+		return gone("open root", err)
+	}
+	if c.Identity, err = c.identity(); err != nil {
+		return err
+	}
+	if err := c.isContained(cgroup, n.Init); err != nil {
+		return err
+	}
+	if c.Ended() { // else all of the above is of the process with the pidfd
+		return ErrGone
+	}
+	return nil
 }
 
 func openPath(dir int, name string) (int, error) {
@@ -145,7 +148,11 @@ func (c *Container) isContained(cgroup string, init int) error {
 func (c *Container) sharesFiles(other int) (bool, error) {
 	for _, name := range []string{"ns/mnt", "root"} {
 		var mine, theirs unix.Stat_t
-		if err := unix.Fstatat(c.dir, name, &mine, 0); err != nil {
+		err := unix.Fstatat(c.dir, name, &mine, 0)
+		if name == "root" { // that of the copies: the process can change its root meanwhile
+			err = unix.Fstat(c.root, &mine)
+		}
+		if err != nil {
 			return false, gone("stat "+name, err)
 		}
 		if err := unix.Fstatat(other, name, &theirs, 0); err != nil {

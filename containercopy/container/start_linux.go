@@ -29,8 +29,12 @@ type Program struct {
 // pollInterval is the time between two looks at the container of a worker.
 const pollInterval = 100 * time.Millisecond
 
-// grace is the time in which a worker removes an unfinished copy, before it is killed.
-const grace = 500 * time.Millisecond
+// Times in which a worker removes an unfinished copy, before it is killed. After the end of the container
+// its volumes are unmounted.
+const (
+	grace     = 500 * time.Millisecond // after the end of the container
+	longGrace = time.Minute
+)
 
 // Worker is a running worker. Its messages are those of package wire. Read returns io.EOF after the
 // end of the worker.
@@ -64,8 +68,19 @@ func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 		mine.Close()
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	root, proc := duplicate(c.root), duplicate(c.proc)
+	root, err := duplicate(c.root)
+	if err != nil {
+		mine.Close()
+		unix.Close(pidfd)
+		return nil, err
+	}
 	defer root.Close()
+	proc, err := duplicate(c.proc)
+	if err != nil {
+		mine.Close()
+		unix.Close(pidfd)
+		return nil, err
+	}
 	defer proc.Close()
 	cmd := p.command(c.Identity, root, theirs, proc)
 	if err := cmd.Start(); err != nil {
@@ -88,12 +103,12 @@ func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 }
 
 // duplicate returns a file for a descriptor, which keeps its own.
-func duplicate(fd int) *os.File {
+func duplicate(fd int) (*os.File, error) {
 	d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil { // exec.Cmd reports the invalid file
-		return os.NewFile(^uintptr(0), "")
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
 	}
-	return os.NewFile(uintptr(d), "")
+	return os.NewFile(uintptr(d), ""), nil
 }
 
 func socketPair() (mine *net.UnixConn, theirs *os.File, err error) {
@@ -129,12 +144,19 @@ func (p Program) Check() error {
 	p.Stderr = nil // it reports the closed socket
 	one := []IDMap{{Inside: 0, Outside: 0, Size: 1}}
 	cmd := p.command(Identity{UIDs: one, GIDs: one}, root, theirs, root)
-	var exit *exec.ExitError
-	if err := cmd.Run(); !errors.As(err, &exit) || !exit.Exited() {
+	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start a worker: %w", err)
+	}
+	timer := time.AfterFunc(checkLimit, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 { // that of a worker without a Spec
+		return fmt.Errorf("a worker without a copy: %w", err)
 	}
 	return nil
 }
+
+// checkLimit is the time for a worker without a copy.
+const checkLimit = 5 * time.Second
 
 // command is a worker with an identity and its descriptors.
 func (p Program) command(id Identity, root, socket, proc *os.File) *exec.Cmd {
@@ -185,46 +207,69 @@ func (w *Worker) watch() {
 		case <-w.ended:
 			return
 		case <-w.stop:
+			w.socket.Close() // the worker removes an unfinished copy
+			w.await(longGrace)
+			return
 		case <-tick.C:
-			if !ended(w.pidfd) {
-				continue
+			if ended(w.pidfd) {
+				w.gone.Store(true)
+				w.socket.Close()
+				w.await(grace)
+				return
 			}
-			w.gone.Store(true)
 		}
-		w.socket.Close() // the worker removes an unfinished copy
+	}
+}
+
+// await kills the worker after a time, or half a second after the end of its container.
+func (w *Worker) await(limit time.Duration) {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for end := time.Now().Add(limit); ; {
 		select {
 		case <-w.ended:
-		case <-time.After(grace):
-			w.cmd.Process.Kill()
+			return
+		case now := <-tick.C:
+			if ended(w.pidfd) && now.Add(grace).Before(end) {
+				end = now.Add(grace)
+			}
+			if now.After(end) {
+				w.cmd.Process.Kill()
+				return
+			}
 		}
-		return
 	}
 }
 
 // Read returns the next message of the worker. Errors: io.EOF at its end.
 func (w *Worker) Read() ([]byte, error) {
-	n, err := w.socket.Read(w.buffer)
-	if errors.Is(err, net.ErrClosed) { // by watch
+	n, _, flags, _, err := w.socket.ReadMsgUnix(w.buffer, nil)
+	switch {
+	case errors.Is(err, net.ErrClosed): // by watch
 		err = io.EOF
+	case err == nil && flags&unix.MSG_TRUNC != 0:
+		err = wire.ErrProtocol
 	}
-	return w.buffer[:n], err
+	return w.buffer[:max(n, 0)], err
 }
 
 // Write sends a message to the worker.
 func (w *Worker) Write(message []byte) error {
-	_, err := w.socket.Write(message)
-	return err
+	return worker.Retry(func() error {
+		_, err := w.socket.Write(message)
+		return err
+	})
 }
 
-// Stop ends the worker, and waits for its end for twice the grace period. It reports false if the
-// worker still runs, because it waits for a filesystem.
+// Stop ends the worker, and waits for its end for 2 s. It reports false if the worker still runs: it
+// removes an unfinished copy, or waits for a filesystem.
 func (w *Worker) Stop() bool {
 	w.once.Do(func() { close(w.stop) })
 	select {
 	case <-w.ended:
 		w.socket.Close()
 		return true
-	case <-time.After(4 * grace):
+	case <-time.After(2 * time.Second):
 		return false
 	}
 }

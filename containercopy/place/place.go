@@ -118,6 +118,10 @@ func NewStaging(dir *os.Root) (*Staging, error) {
 	if s.Root, err = dir.OpenRoot(s.name); err != nil {
 		return nil, errors.Join(err, dir.Remove(s.name))
 	}
+	if err := s.own(); err != nil {
+		s.Root.Close()
+		return nil, err
+	}
 	return s, nil
 }
 
@@ -141,81 +145,16 @@ func (s *Staging) Source(contents bool) (Source, error) {
 	return Source{Name: entries[0].Name(), Dir: entries[0].IsDir(), Contents: contents}, nil
 }
 
-// Remove removes the staging directory with the rest of the copy, and with what the copy has replaced.
-// Errors: ErrMounted if a filesystem is mounted in it, which stays as it is.
+// Remove removes the staging directory with the rest of the copy, or with the directory that the copy
+// replaced. Errors: ErrMounted if a filesystem is mounted in it, which stays.
 func (s *Staging) Remove() error {
+	err := s.removeContent()
 	s.Root.Close()
-	if err := remove(s.dir, s.name); err != nil {
+	if err == nil {
+		err = s.dir.Remove(s.name)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove %.128q, beside the destination: %w", s.name, err)
-	}
-	return nil
-}
-
-// remove removes an entry and all below it, but no entry of another mount: the kernel protects the mount
-// points of this process only, and the destination can be in the mount namespace of a container.
-func remove(root *os.Root, name string) error {
-	if err := noMount(root, name); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		return err
-	}
-	info, err := root.Lstat(name)
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		return root.Remove(name)
-	}
-	root.Chmod(name, 0o700) // directories of the copy can be read-only for their owner
-	names, err := list(root, name)
-	if err != nil {
-		return err
-	}
-	for _, n := range names {
-		if err := remove(root, path.Join(name, n)); err != nil {
-			return err
-		}
-	}
-	return root.Remove(name)
-}
-
-// list returns the names of a directory.
-func list(root *os.Root, name string) ([]string, error) {
-	dir, err := root.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	return dir.Readdirnames(-1)
-}
-
-// noMount returns ErrMounted if an entry is a mount point.
-func noMount(root *os.Root, name string) error {
-	is, err := mounted(root, name)
-	if err == nil && is {
-		err = fmt.Errorf("%w: %.128q", ErrMounted, name)
-	}
-	return err
-}
-
-// noMounts returns ErrMounted if an entry is a mount point, or has one below it.
-func noMounts(root *os.Root, name string) error {
-	if err := noMount(root, name); err != nil {
-		return err
-	}
-	info, err := root.Lstat(name)
-	if err != nil || !info.IsDir() {
-		return err
-	}
-	names, err := list(root, name)
-	if err != nil {
-		return err
-	}
-	for _, n := range names {
-		if err := noMounts(root, path.Join(name, n)); err != nil {
-			return err
-		}
 	}
 	return nil
 }
@@ -332,7 +271,8 @@ func (c commit) move(staged, to string, replace bool) error {
 			return err
 		}
 	}
-	err := rename(c.d.Dir, path.Join(c.s.name, staged), to, replace)
+	root, from := c.s.entry(staged)
+	err := rename(root, from, c.d.Dir, to, replace)
 	switch {
 	case errors.Is(err, fs.ErrExist):
 		return fmt.Errorf("%w: %.128q", ErrExists, to)
@@ -367,7 +307,8 @@ func (c commit) replaceTree(top string) error {
 	if err := noMounts(c.d.Dir, c.d.Name); err != nil {
 		return err
 	}
-	err := exchange(c.d.Dir, path.Join(c.s.name, top), c.d.Name)
+	root, from := c.s.entry(top)
+	err := exchange(root, from, c.d.Dir, c.d.Name)
 	if isMountPoint(err) {
 		return fmt.Errorf("%w: %.128q: %w", ErrMounted, c.d.Name, err)
 	}
@@ -377,18 +318,18 @@ func (c commit) replaceTree(top string) error {
 	return nil
 }
 
-// exchangeByThree exchanges two entries of a directory tree by three renames, where one call cannot.
-// A crash leaves the entry b beside its place, with a name that no program removes.
-func exchangeByThree(root *os.Root, a, b string) error {
+// exchangeByThree exchanges two entries by three renames, where one call cannot. A crash leaves the entry
+// b beside its place, with a name that no program removes.
+func exchangeByThree(from *os.Root, a string, to *os.Root, b string) error {
 	aside := path.Join(path.Dir(b), "kcopy-replaced-"+rand.Text())
-	if err := rename(root, b, aside, false); err != nil {
+	if err := rename(to, b, to, aside, false); err != nil {
 		return err
 	}
-	if err := rename(root, a, b, false); err != nil {
-		if back := rename(root, aside, b, false); back != nil {
-			return fmt.Errorf("%w; what was at %.128q is at %.128q: %w", err, b, aside, back)
+	if err := rename(from, a, to, b, false); err != nil {
+		if back := rename(to, aside, to, b, false); back != nil {
+			return fmt.Errorf("%w; the former %.128q is at %.128q: %w", err, b, aside, back)
 		}
 		return err
 	}
-	return rename(root, aside, a, false)
+	return rename(to, aside, from, a, false)
 }

@@ -201,13 +201,13 @@ func TestNamesOfDestinations(t *testing.T) {
 func TestAnExchangeByThree(t *testing.T) {
 	root := newRoot(t)
 	grow(t, root, "a/x=1", "d/b/y=2")
-	if err := exchangeByThree(root, "a", "d/b"); err != nil {
+	if err := exchangeByThree(root, "a", root, "d/b"); err != nil {
 		t.Fatal(err)
 	}
 	if got := grown(t, root); got != "a/y=2 d/b/x=1" {
 		t.Errorf("got %s", got)
 	}
-	if err := exchangeByThree(root, "none", "d/b"); !errors.Is(err, fs.ErrNotExist) {
+	if err := exchangeByThree(root, "none", root, "d/b"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("exchangeByThree = %v", err)
 	}
 	if got := grown(t, root); got != "a/y=2 d/b/x=1" {

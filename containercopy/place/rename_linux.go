@@ -2,6 +2,8 @@ package place
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -9,64 +11,221 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rename moves an entry within a directory tree. Without replace it never replaces one, also if another
-// program makes it at the same moment: renameat2(2), RENAME_NOREPLACE. Errors: fs.ErrExist.
-func rename(root *os.Root, from, to string, replace bool) error {
-	if replace {
-		return root.Rename(from, to)
-	}
-	return renameat2(root, from, to, unix.RENAME_NOREPLACE)
-}
+// entry returns a staged entry as a path below a root. The root is that of the staging directory: a user
+// who owns the directory around it can give its name to another directory.
+func (s *Staging) entry(staged string) (*os.Root, string) { return s.Root, staged }
 
-// exchange exchanges two entries of a directory tree at once, where the filesystem can.
-func exchange(root *os.Root, a, b string) error {
-	err := renameat2(root, a, b, unix.RENAME_EXCHANGE)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // such as NFS and SMB
-		return exchangeByThree(root, a, b)
-	}
-	return err
-}
-
-func renameat2(root *os.Root, from, to string, flags uint) error {
-	fromDir, err := root.Open(path.Dir(from))
+// own returns an error if the staging directory is not the one that was made.
+func (s *Staging) own() error {
+	info, err := s.Root.Stat(".")
 	if err != nil {
 		return err
 	}
-	defer fromDir.Close()
-	toDir, err := root.Open(path.Dir(to))
-	if err != nil {
+	var st unix.Stat_t
+	if err := withDir(s.Root, ".", func(dir int) error { return unix.Fstat(dir, &st) }); err != nil {
 		return err
 	}
-	defer toDir.Close()
-	if err := unix.Renameat2(int(fromDir.Fd()), path.Base(from), int(toDir.Fd()), path.Base(to), flags); err != nil {
-		return &os.LinkError{Op: "renameat2", Old: from, New: to, Err: err}
+	if info.Mode().Perm()&0o077 != 0 || int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("%w: %.128q was replaced", fs.ErrPermission, s.name)
 	}
 	return nil
 }
 
-// mounted reports whether an entry is on another mount than its directory, in whatever mount namespace:
-// statx(2), STATX_MNT_ID, since Linux 5.8.
-func mounted(root *os.Root, name string) (bool, error) {
-	dir, err := root.Open(path.Dir(name))
+// withDir calls f with the descriptor of a directory below a root.
+func withDir(root *os.Root, name string, f func(dir int) error) error {
+	dir, err := root.Open(name)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer dir.Close()
-	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
-	var above, entry unix.Statx_t
-	err = unix.Statx(int(dir.Fd()), "", flags|unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &above)
-	if err == nil {
-		err = unix.Statx(int(dir.Fd()), path.Base(name), flags, unix.STATX_MNT_ID, &entry)
+	return f(int(dir.Fd()))
+}
+
+// between calls f with the descriptors of the directories of two paths.
+func between(from *os.Root, a string, to *os.Root, b string, f func(fromDir, toDir int) error) error {
+	err := withDir(from, path.Dir(a), func(fromDir int) error {
+		return withDir(to, path.Dir(b), func(toDir int) error { return f(fromDir, toDir) })
+	})
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		return &os.LinkError{Op: "rename", Old: a, New: b, Err: err}
 	}
-	if err != nil {
-		return false, &fs.PathError{Op: "statx", Path: name, Err: err}
+	return err
+}
+
+// renameat2 is unix.Renameat2, but for tests.
+var renameat2 = unix.Renameat2
+
+// rename renames an entry. Without replace it never replaces one, also if another program makes it at
+// the same moment: renameat2(2), RENAME_NOREPLACE. Errors: fs.ErrExist.
+func rename(from *os.Root, a string, to *os.Root, b string, replace bool) error {
+	return between(from, a, to, b, func(fromDir, toDir int) error {
+		if replace {
+			return renameat2(fromDir, path.Base(a), toDir, path.Base(b), 0)
+		}
+		err := renameat2(fromDir, path.Base(a), toDir, path.Base(b), unix.RENAME_NOREPLACE)
+		if unflagged(err) {
+			return renamePlain(fromDir, path.Base(a), toDir, path.Base(b))
+		}
+		return err
+	})
+}
+
+// unflagged reports whether a filesystem has no flags of renameat2: NFS, Ceph and 9p, for example.
+func unflagged(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) }
+
+// renamePlain renames an entry without flags, and replaces no file: link(2) never does. A directory
+// replaces an empty directory at most, rename(2).
+func renamePlain(fromDir int, a string, toDir int, b string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(fromDir, a, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
 	}
-	if above.Mask&entry.Mask&unix.STATX_MNT_ID == 0 {
-		return false, &fs.PathError{Op: "statx", Path: name, Err: errors.ErrUnsupported}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if err := unix.Linkat(fromDir, a, toDir, b, 0); err != nil {
+			return err
+		}
+		return unix.Unlinkat(fromDir, a, 0)
 	}
-	return above.Mnt_id != entry.Mnt_id, nil
+	if err := unix.Fstatat(toDir, b, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+		return unix.EEXIST
+	}
+	return renameat2(fromDir, a, toDir, b, 0)
+}
+
+// exchange exchanges two entries at once, where the filesystem can.
+func exchange(from *os.Root, a string, to *os.Root, b string) error {
+	err := between(from, a, to, b, func(fromDir, toDir int) error {
+		return renameat2(fromDir, path.Base(a), toDir, path.Base(b), unix.RENAME_EXCHANGE)
+	})
+	if unflagged(err) {
+		return exchangeByThree(from, a, to, b)
+	}
+	return err
 }
 
 // isMountPoint reports whether a rename failed because its target is a mount point: EBUSY. EXDEV is
 // the error for a directory of a lower layer of overlayfs, and between bind mounts.
 func isMountPoint(err error) bool { return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EXDEV) }
+
+// noMount returns ErrMounted if an entry is on another mount than its directory. The kernel protects
+// mount points of the mount namespace of this process only, and the destination can be in that of a
+// container.
+func noMount(root *os.Root, name string) error {
+	return withDir(root, path.Dir(name), func(dir int) error { return noMountAt(dir, path.Base(name)) })
+}
+
+// noMountAt compares mounts by statx(2), STATX_MNT_ID, since Linux 5.8.
+func noMountAt(dir int, name string) error {
+	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	var above, entry unix.Statx_t
+	err := unix.Statx(dir, "", flags|unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &above)
+	if err == nil {
+		err = unix.Statx(dir, name, flags, unix.STATX_MNT_ID, &entry)
+	}
+	switch {
+	case err != nil:
+	case above.Mask&entry.Mask&unix.STATX_MNT_ID == 0:
+		err = errors.ErrUnsupported
+	case above.Mnt_id != entry.Mnt_id:
+		return fmt.Errorf("%w: %.128q", ErrMounted, name)
+	default:
+		return nil
+	}
+	return &fs.PathError{Op: "statx", Path: name, Err: err}
+}
+
+// noMounts returns ErrMounted if an entry is a mount point, or has one below it.
+func noMounts(root *os.Root, name string) error {
+	return withDir(root, path.Dir(name), func(dir int) error {
+		return walk(dir, path.Base(name), nil)
+	})
+}
+
+// removeContent removes all entries of a staging directory.
+func (s *Staging) removeContent() error {
+	return withDir(s.Root, ".", func(dir int) error {
+		return each(dir, true, func(name string) error { return walk(dir, name, unlink) })
+	})
+}
+
+func unlink(dir int, name string, isDir bool) error {
+	flags := 0
+	if isDir {
+		flags = unix.AT_REMOVEDIR
+	}
+	if err := unix.Unlinkat(dir, name, flags); err != nil {
+		return &fs.PathError{Op: "unlinkat", Path: name, Err: err}
+	}
+	return nil
+}
+
+// walk looks at an entry and all entries below it. It follows no link, and leads into no other mount:
+// openat2(2). Unless unlink is nil it calls it for each, the deepest first. Errors: ErrMounted.
+func walk(dir int, name string, unlink func(dir int, name string, isDir bool) error) error {
+	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV}
+	fd, err := unix.Openat2(dir, name, &how)
+	if errors.Is(err, unix.EACCES) && unlink != nil &&
+		unix.Fchmodat(dir, name, 0o700, unix.AT_SYMLINK_NOFOLLOW) == nil { // closed for its owner
+		fd, err = unix.Openat2(dir, name, &how)
+	}
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+		if err := noMountAt(dir, name); err != nil {
+			return err
+		}
+		if unlink == nil {
+			return nil
+		}
+		return unlink(dir, name, false)
+	case errors.Is(err, unix.EXDEV):
+		return fmt.Errorf("%w: %.128q", ErrMounted, name)
+	case err != nil:
+		return &fs.PathError{Op: "openat2", Path: name, Err: err}
+	}
+	defer unix.Close(fd)
+	if unlink != nil {
+		unix.Fchmod(fd, 0o700) // else the first unlink shows the reason
+	}
+	if err := each(fd, unlink != nil, func(child string) error { return walk(fd, child, unlink) }); err != nil {
+		return fmt.Errorf("in %.128q: %w", name, err)
+	}
+	if unlink == nil {
+		return nil
+	}
+	return unlink(dir, name, true)
+}
+
+// batch is the number of names that each holds at a time.
+const batch = 256
+
+// each calls f for the names of a directory, in memory that does not depend on their number. With removes
+// f removes each entry: the next ones are read from the start.
+func each(dir int, removes bool, f func(name string) error) error {
+	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("openat", err)
+	}
+	d := os.NewFile(uintptr(fd), ".")
+	defer d.Close()
+	for {
+		names, err := d.Readdirnames(batch)
+		for _, name := range names {
+			if err := f(name); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil && removes {
+			_, err = d.Seek(0, io.SeekStart)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

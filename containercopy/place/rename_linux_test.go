@@ -2,8 +2,13 @@ package place
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -36,5 +41,166 @@ func TestAMountPointIsNotReplaced(t *testing.T) {
 	}
 	if got, err := os.ReadFile(filepath.Join(root.Name(), "f")); string(got) != "x" || err != nil {
 		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+// elsewhere calls f in a thread with a mount namespace of its own, and returns a root for a directory as
+// that thread sees it: the kernel does not protect its mount points from this process.
+func elsewhere(t *testing.T, dir string, mount func() error) *os.Root {
+	t.Helper()
+	roots, end := make(chan string, 1), make(chan struct{})
+	go func() { // the thread ends with its goroutine
+		runtime.LockOSThread()
+		err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), mount())
+		if err != nil {
+			t.Log(err)
+			roots <- ""
+			return
+		}
+		roots <- fmt.Sprintf("/proc/self/task/%d/root", unix.Gettid())
+		<-end
+	}()
+	t.Cleanup(func() { close(end) })
+	at := <-roots
+	if at == "" {
+		t.Skip("no mounts here")
+	}
+	root, err := os.OpenRoot(at + dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	return root
+}
+
+// TestMountsOfAnotherNamespace stay as they are, below the destination too. The control is a rename(2)
+// without a check, which detaches one.
+func TestMountsOfAnotherNamespace(t *testing.T) {
+	here := newRoot(t)
+	grow(t, here, "site/uploads/", "site/old=1", "file=", "of=mounted", "control=")
+	dir := here.Name()
+	root := elsewhere(t, dir, func() error {
+		return errors.Join(unix.Mount("none", dir+"/site/uploads", "tmpfs", 0, ""), os.WriteFile(dir+"/site/uploads/precious", []byte("2"), 0o600),
+			unix.Mount(dir+"/of", dir+"/file", "", unix.MS_BIND, ""), unix.Mount(dir+"/of", dir+"/control", "", unix.MS_BIND, ""))
+	})
+	const want = "control=mounted file=mounted of=mounted site/old=1 site/uploads/precious=2"
+	if got := grown(t, root); got != want {
+		t.Fatalf("before: %q", got)
+	}
+	for name, s := range map[string]Source{"site": {Name: "site", Dir: true}, "file": {Name: "file"}} {
+		d, err := at(root, name, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := run(t, d, s, Tree); !errors.Is(err, ErrMounted) {
+			t.Errorf("%s: %v, want ErrMounted", name, err)
+		}
+		if got := grown(t, root); got != want {
+			t.Errorf("after %s: %q", name, got)
+		}
+	}
+	staging, err := NewStaging(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rename(root, "site", staging.Root, "replaced", false); err != nil { // as a mount after the check
+		t.Fatal(err)
+	}
+	if err := staging.Remove(); !errors.Is(err, ErrMounted) {
+		t.Errorf("Remove = %v, want ErrMounted", err)
+	}
+	if got, err := os.ReadFile(filepath.Join(root.Name(), staging.name, "replaced/uploads/precious")); string(got) != "2" {
+		t.Errorf("the volume has %q, %v", got, err)
+	}
+	if err := root.Rename("of", "control"); err != nil {
+		t.Errorf("the control: %v", err)
+	}
+}
+
+// TestARemovalFollowsNoLink, although a program exchanges a directory with a link all the time. The
+// control is a removal by paths.
+func TestARemovalFollowsNoLink(t *testing.T) {
+	root := newRoot(t)
+	for range 50 {
+		grow(t, root, "victim/x=1")
+		staging, err := NewStaging(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		grow(t, staging.Root, "d/x=2", "link->../victim")
+		stop := make(chan struct{})
+		var group sync.WaitGroup
+		group.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					exchange(staging.Root, "d", staging.Root, "link")
+				}
+			}
+		})
+		err = staging.Remove()
+		close(stop)
+		group.Wait()
+		if got := grown(t, root); !strings.Contains(got, "victim/x=1") {
+			t.Fatalf("%q, %v", got, err)
+		}
+		staging.Remove()
+	}
+}
+
+// TestAFilesystemWithoutFlags, such as NFS: renameat2 has none.
+func TestAFilesystemWithoutFlags(t *testing.T) {
+	renameat2 = func(fromDir int, from string, toDir int, to string, flags uint) error {
+		if flags != 0 {
+			return unix.EINVAL
+		}
+		return unix.Renameat2(fromDir, from, toDir, to, 0)
+	}
+	t.Cleanup(func() { renameat2 = unix.Renameat2 })
+	root := newRoot(t)
+	grow(t, root, "f=1", "d/x=1", "old/x=1", "e=2", "l->f")
+	for _, tc := range []struct {
+		from, to string
+		err      error
+	}{{"f", "g", nil}, {"g", "d", fs.ErrExist}, {"g", "e", fs.ErrExist}, {"l", "m", nil}, {"d", "new", nil}, {"new", "old", fs.ErrExist}, {"none", "n", fs.ErrNotExist}} {
+		if err := rename(root, tc.from, root, tc.to, false); !errors.Is(err, tc.err) {
+			t.Errorf("%s to %s: %v, want %v", tc.from, tc.to, err, tc.err)
+		}
+	}
+	if err := exchange(root, "new", root, "e"); err != nil {
+		t.Error(err)
+	}
+	if got, want := grown(t, root), "e/x=1 g=1 m->f new=2 old/x=1"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestAStagingDirectoryThatIsRenamed keeps the copy: its name leads elsewhere.
+func TestAStagingDirectoryThatIsRenamed(t *testing.T) {
+	root := newRoot(t)
+	grow(t, root, "other/f=wrong", "precious/x=1")
+	s := Source{Name: "f"}
+	d, err := at(root, "f", s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	staging, err := NewStaging(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grow(t, staging.Root, "f=right", "rest/x=1")
+	if err := errors.Join(root.Rename(staging.name, "away"), root.Rename("other", staging.name)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Commit(staging, "f", Never); err != nil {
+		t.Fatal(err)
+	}
+	if err := staging.Remove(); err == nil {
+		t.Error("Remove has removed another directory")
+	}
+	if got, want := grown(t, root), staging.name+"/f=wrong away/ f=right precious/x=1"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

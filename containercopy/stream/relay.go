@@ -15,6 +15,7 @@ import (
 
 // Limits bound a stream.
 type Limits struct {
+	From  bool          // the stream is that of the worker, and the client acknowledges it
 	Bytes int64         // of the tar stream; 0: no limit
 	Idle  time.Duration // without a byte of the stream, before its end; 0: no limit
 	Total time.Duration // 0: no limit
@@ -35,6 +36,7 @@ var (
 	ErrWorker = errors.New("the worker has ended, perhaps with its container")
 
 	errIdle  = errors.New("no data for")
+	errAck   = errors.New("no acknowledgment of the copy for")
 	errTotal = errors.New("the copy takes longer than")
 	errBytes = errors.New("the stream has more bytes than")
 )
@@ -47,7 +49,7 @@ func CodeOf(err error) wire.Code {
 		return f.Code
 	case errors.Is(err, errBytes):
 		return wire.OutOfRange
-	case errors.Is(err, errIdle), errors.Is(err, errTotal):
+	case errors.Is(err, errIdle), errors.Is(err, errAck), errors.Is(err, errTotal):
 		return wire.DeadlineExceeded
 	case errors.Is(err, context.Canceled):
 		return wire.Aborted
@@ -104,14 +106,19 @@ const linger = 2 * time.Second
 
 // await waits for the end of the stream.
 func (r *relay) await(ctx context.Context, results <-chan Result, errs <-chan error) Result {
+	var refused error
+	var late <-chan time.Time
 	for {
 		select {
 		case result := <-results:
 			return result
-		case err := <-errs:
-			if !errors.Is(err, ErrWorker) {
-				return Result{Err: err}
-			} // else fromWorker has the reason
+		case <-late:
+			return Result{Err: refused}
+		case refused = <-errs:
+			if !errors.Is(refused, ErrWorker) {
+				return Result{Err: refused}
+			}
+			late = time.After(linger) // the worker may have sent the reason
 		case <-ctx.Done():
 			return Result{Err: context.Cause(ctx)}
 		}
@@ -144,7 +151,7 @@ func (r *relay) fromWorker() Result {
 		if err != nil {
 			return Result{Err: fmt.Errorf("read from the worker: %w", err)}
 		}
-		if err := r.count(message); err != nil {
+		if err := r.count(message, true); err != nil {
 			return Result{Err: err}
 		}
 		if err := r.write(message); err != nil {
@@ -163,7 +170,7 @@ func (r *relay) fromClient() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrClient, err)
 		}
-		if err := r.count(message); err != nil {
+		if err := r.count(message, false); err != nil {
 			return err
 		}
 		if err := r.worker.Write(message); err != nil {
@@ -182,12 +189,12 @@ func (r *relay) discard() {
 }
 
 // count counts the bytes of the stream, and sees its end.
-func (r *relay) count(message []byte) error {
+func (r *relay) count(message []byte, fromWorker bool) error {
 	if len(message) > 0 && wire.Kind(message[0]) == wire.Data {
 		if n := r.bytes.Add(int64(len(message) - 1)); r.limits.Bytes > 0 && n > r.limits.Bytes {
 			return fmt.Errorf("%w %d", errBytes, r.limits.Bytes)
 		}
-	} else if m, ok := control(message); ok && m.Type == wire.End {
+	} else if m, ok := control(message); ok && m.Type == wire.End && fromWorker == r.limits.From {
 		r.ended.Store(true)
 	}
 	return nil
@@ -201,27 +208,43 @@ func control(message []byte) (m wire.Message, ok bool) {
 	return m, json.Unmarshal(message[1:], &m) == nil
 }
 
+// ackLimit is the time between the end of a stream from the worker and the acknowledgment of the client,
+// which has to make the last file durable.
+const ackLimit = 5 * time.Minute
+
 // watch stops a stream that does not move.
 func (r *relay) watch(ctx context.Context) {
-	if r.limits.Idle <= 0 {
+	idle := r.limits.Idle
+	if idle <= 0 {
 		return
 	}
-	tick := time.NewTicker(r.limits.Idle)
+	tick := time.NewTicker(max(idle/16, time.Millisecond))
 	defer tick.Stop()
-	for last := int64(-1); ; {
+	last, moved := int64(0), time.Now()
+	ended := false
+	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+		if !ended && r.ended.Load() {
+			if !r.limits.From {
+				return // the worker moves the copy to its place
+			}
+			ended, moved = true, time.Now()
+		}
 		now := r.bytes.Load()
-		if r.ended.Load() {
+		switch still := time.Since(moved); {
+		case ended && still > ackLimit:
+			r.stop(fmt.Errorf("%w %s", errAck, ackLimit))
+			return
+		case ended:
+		case now != last:
+			last, moved = now, time.Now()
+		case still > idle:
+			r.stop(fmt.Errorf("%w %s", errIdle, idle))
 			return
 		}
-		if now == last {
-			r.stop(fmt.Errorf("%w %s", errIdle, r.limits.Idle))
-			return
-		}
-		last = now
 	}
 }

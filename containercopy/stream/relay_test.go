@@ -55,7 +55,7 @@ var end = wire.EndOf(archive.Sum{Size: 4}, archive.Counts{Entries: 1})
 
 func TestRelayFromAContainer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := start(t, Limits{Bytes: 4, Idle: time.Second, Total: time.Hour})
+		e := start(t, Limits{From: true, Bytes: 4, Idle: time.Second, Total: time.Hour})
 		go func() {
 			e.worker.Write([]byte("data"))
 			e.worker.Send(end)
@@ -157,6 +157,72 @@ func TestLimitsOfARelay(t *testing.T) {
 			})
 		})
 	}
+}
+
+var errNoBuffers = errors.New("no buffer space available")
+
+// deaf is a worker whose kernel refuses each packet.
+type deaf struct{ pipe.End }
+
+func (deaf) Write([]byte) error { return errNoBuffers }
+
+// TestAPacketThatCannotBeSent ends the stream with its reason: a worker that lives sends none.
+func TestAPacketThatCannotBeSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, ofClient := pipe.New()
+		_, ofWorker := pipe.New()
+		began, ended := time.Now(), make(chan Result)
+		go func() {
+			ended <- Relay(t.Context(), ofClient, deaf{ofWorker}, Limits{Idle: time.Minute}, ofWorker.Close, ofClient.Close)
+		}()
+		s := wire.NewStream(client)
+		s.Write([]byte("data"))
+		var f *wire.Failure
+		if _, err := s.Await(wire.Result, nil); !errors.As(err, &f) || !strings.Contains(f.Text, errNoBuffers.Error()) {
+			t.Errorf("the client gets %v", err)
+		}
+		if r := <-ended; !errors.Is(r.Err, errNoBuffers) || time.Since(began) > 10*time.Second {
+			t.Errorf("Relay = %+v after %s", r, time.Since(began))
+		}
+	})
+}
+
+// TestAClientThatAcknowledgesNothing does not hold its slot, and the time of a slow client is enough.
+func TestAClientThatAcknowledgesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := start(t, Limits{From: true, Idle: time.Second, Total: time.Hour})
+		go e.worker.Send(end)
+		if _, err := io.ReadAll(e.client.Body(nil)); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		e.client.Send(end) // is not the end of this stream
+		e.wantErr(t, "no acknowledgment")
+		if waited := time.Since(began); waited < 5*time.Minute || waited > 6*time.Minute {
+			t.Errorf("it waited for %s", waited)
+		}
+	})
+}
+
+// TestTheIdleLimit is the time without data.
+func TestTheIdleLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := start(t, Limits{Idle: time.Minute})
+		go func() {
+			for {
+				if _, err := e.worker.Receive(); err != nil {
+					return
+				}
+			}
+		}()
+		time.Sleep(50 * time.Second)
+		e.client.Write([]byte("data"))
+		began := time.Now()
+		e.wantErr(t, "no data for 1m0s")
+		if waited := time.Since(began) - linger; waited < time.Minute || waited > 70*time.Second {
+			t.Errorf("it waited for %s", waited)
+		}
+	})
 }
 
 // TestAClientThatReadsNothing cannot hold its slot: the stream ends, although a write to it hangs.

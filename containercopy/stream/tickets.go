@@ -22,6 +22,8 @@ var (
 	ErrNoTicket = errors.New("no copy has this URL: it is valid once, for a minute, for the caller that asked for it")
 	// ErrTooMany: too many tickets are unused.
 	ErrTooMany = errors.New("too many copies have not begun")
+	// ErrClosed: there are no tickets after Close.
+	ErrClosed = errors.New("the agent of the node ends")
 )
 
 // Tickets keep values for later calls, each for one use. All methods may be called by many goroutines.
@@ -45,11 +47,14 @@ func NewTickets[T any](expired func(T)) *Tickets[T] {
 }
 
 // Issue keeps a value for a peer, and returns the ticket: at least 128 bits of randomness, in letters
-// and digits. Errors: ErrTooMany.
+// and digits. Errors: ErrTooMany, ErrClosed.
 func (t *Tickets[T]) Issue(peer string, value T) (token string, expires time.Time, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed || len(t.all) >= maxTickets {
+	if t.closed {
+		return "", time.Time{}, ErrClosed
+	}
+	if len(t.all) >= maxTickets {
 		return "", time.Time{}, fmt.Errorf("%w: %d", ErrTooMany, len(t.all))
 	}
 	token = rand.Text()

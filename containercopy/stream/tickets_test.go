@@ -70,7 +70,7 @@ func TestTickets(t *testing.T) {
 		issue(t, tickets, "p", "d")
 		tickets.Close()
 		e.want(t, "d")
-		if _, _, err := tickets.Issue("p", "e"); !errors.Is(err, ErrTooMany) {
+		if _, _, err := tickets.Issue("p", "e"); !errors.Is(err, ErrClosed) {
 			t.Errorf("Issue after Close = %v", err)
 		}
 		time.Sleep(2 * Lifetime)

@@ -31,9 +31,7 @@ type Socket struct {
 func NewSocket(conn *websocket.Conn) *Socket {
 	s := &Socket{conn: conn, buffer: make([]byte, wire.MaxMessage+1), closed: make(chan struct{})}
 	conn.SetReadLimit(wire.MaxMessage)
-	alive := func(string) error { return conn.SetReadDeadline(time.Now().Add(pongLimit)) }
-	conn.SetPongHandler(alive)
-	alive("")
+	conn.SetPongHandler(func(string) error { return conn.SetReadDeadline(time.Now().Add(pongLimit)) })
 	go s.ping()
 	return s
 }
@@ -55,6 +53,10 @@ func (s *Socket) ping() {
 
 // Read returns the next message. Errors: io.EOF after the peer has closed the connection.
 func (s *Socket) Read() ([]byte, error) {
+	// Pongs are read by Read only: the time of a slow receiver of the last message does not count.
+	if err := s.conn.SetReadDeadline(time.Now().Add(pongLimit)); err != nil {
+		return nil, err
+	}
 	kind, r, err := s.conn.NextReader()
 	if err != nil {
 		var closed *websocket.CloseError
@@ -66,20 +68,17 @@ func (s *Socket) Read() ([]byte, error) {
 	if kind != websocket.BinaryMessage {
 		return nil, fmt.Errorf("%w: a text", wire.ErrProtocol)
 	}
-	n, err := io.ReadFull(r, s.buffer)
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = nil
+	for n := 0; n <= wire.MaxMessage; {
+		more, err := r.Read(s.buffer[n:])
+		n += more
+		if errors.Is(err, io.EOF) {
+			return s.buffer[:n], nil
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	if err == nil && n > wire.MaxMessage {
-		err = fmt.Errorf("%w of more than %d bytes", wire.ErrProtocol, wire.MaxMessage)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := s.conn.SetReadDeadline(time.Now().Add(pongLimit)); err != nil {
-		return nil, err
-	}
-	return s.buffer[:n], nil
+	return nil, fmt.Errorf("%w of more than %d bytes", wire.ErrProtocol, wire.MaxMessage)
 }
 
 // Write sends a message. A peer that reads nothing makes it fail after a minute.

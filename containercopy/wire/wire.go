@@ -20,9 +20,9 @@ import (
 )
 
 // MaxMessage is the maximum size of a message in bytes, with its first byte. With the header of a
-// WebSocket client, of 14 bytes (RFC 6455, 5.2), it fills 8 records of TLS: a rest of a few bytes would
-// cost as many system calls as a record.
-const MaxMessage = 128<<10 - 14
+// WebSocket client, of 14 bytes (RFC 6455, 5.2), it fills 4 records of TLS: a rest of a few bytes would
+// cost as many system calls as a record. A packet of 128 KiB would need 16 pages in a row.
+const MaxMessage = 64<<10 - 14
 
 // Subprotocol is the WebSocket subprotocol of a copy.
 const Subprotocol = "v1alpha1.copy.causeway.dev"

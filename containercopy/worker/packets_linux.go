@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,10 +41,24 @@ func (p *packets) Read() ([]byte, error) {
 
 // Write sends a packet. It returns an error, and no signal, when the agent has closed its end.
 func (p *packets) Write(message []byte) error {
-	for {
-		err := unix.Sendto(p.fd, message, unix.MSG_NOSIGNAL, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return os.NewSyscallError("sendto", err)
+	return Retry(func() error {
+		for {
+			err := unix.Sendto(p.fd, message, unix.MSG_NOSIGNAL, nil)
+			if !errors.Is(err, unix.EINTR) {
+				return os.NewSyscallError("sendto", err)
+			}
 		}
+	})
+}
+
+// Retry repeats a send for which the kernel has no memory at the moment: a packet needs pages in a row.
+func Retry(send func() error) error {
+	const pause, patience = 10 * time.Millisecond, 10 * time.Second
+	for start := time.Now(); ; {
+		err := send()
+		if !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ENOMEM) || time.Since(start) > patience {
+			return err
+		}
+		time.Sleep(pause)
 	}
 }

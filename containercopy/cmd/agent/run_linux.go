@@ -136,7 +136,10 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 	a.Close() // the clients get the reason
 	limited, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
-	streams.Shutdown(limited)
+	streams.Shutdown(limited) // of connections without a stream
+	if a.Wait(limited) != nil {
+		return errors.New("copies in progress are interrupted")
+	}
 	return nil
 }
 
