@@ -50,12 +50,14 @@ import (
 type fakeAgent struct {
 	v1alpha1.UnimplementedContainerCopyServer
 	err     error // of the calls
+	early   bool  // the stream to a container ends with an error at once
 	url     string
 	tickets *copystream.Tickets[bool]
 
-	mu    sync.Mutex
-	calls []any
-	heads []http.Header // of the streams
+	mu       sync.Mutex
+	calls    []any
+	canceled []string
+	heads    []http.Header // of the streams
 }
 
 func (a *fakeAgent) prepare(ctx context.Context, req any, from bool) (string, error) {
@@ -80,6 +82,13 @@ func (a *fakeAgent) CopyToContainer(ctx context.Context, req *v1alpha1.CopyToCon
 	return &v1alpha1.CopyToContainerResponse{Url: u, CopyId: "copy-2"}, err
 }
 
+func (a *fakeAgent) CancelCopy(_ context.Context, req *v1alpha1.CancelCopyRequest) (*v1alpha1.CancelCopyResponse, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.canceled = append(a.canceled, req.CopyId)
+	return &v1alpha1.CancelCopyResponse{}, nil
+}
+
 func (a *fakeAgent) stream(r *http.Request, from bool, client *copystream.Socket) {
 	a.mu.Lock()
 	a.heads = append(a.heads, r.Header.Clone())
@@ -90,6 +99,13 @@ func (a *fakeAgent) stream(r *http.Request, from bool, client *copystream.Socket
 		s.Write([]byte("data"))
 		s.Send(wire.EndOf(archive.Sum{Size: 4}, archive.Counts{Entries: 1}))
 		s.Await(wire.Ack, nil)
+	} else if a.early {
+		s.Send(wire.Message{Type: wire.Result, Code: wire.PermissionDenied})
+		for { // as the relay of an agent does
+			if _, err := client.Read(); err != nil {
+				return
+			}
+		}
 	} else {
 		io.Copy(io.Discard, s.Body(nil))
 	}
@@ -435,6 +451,71 @@ func TestOtherMethods(t *testing.T) {
 		if resp.StatusCode != tc.code {
 			t.Errorf("%s %s: %s, want %d", tc.method, tc.path, resp.Status, tc.code)
 		}
+	}
+	if len(s.agent.calls) > 0 { // each would take a slot
+		t.Errorf("calls: %v", s.agent.calls)
+	}
+}
+
+// TestAStreamThatDoesNotBegin is an error of the API, and gives its slot back.
+func TestAStreamThatDoesNotBegin(t *testing.T) {
+	s := newScene(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	right := s.agent.url
+	for name, tc := range map[string]struct{ url, words string }{
+		"no listener":     {"https://127.0.0.1:1", "refused"},
+		"another address": {"https://127.0.0.9:1", "invalid URL"},
+		"another path":    {right + copystream.Path + "x", "404"},
+	} {
+		s.agent.url, s.agent.canceled = tc.url, nil
+		stream, answer, _ := s.dial(t, "exec-me", fromPath("ns", "p"), url.Values{"path": {"/x"}})
+		if stream != nil || answer.Code != 503 || !strings.Contains(answer.Message, "node-1") || !strings.Contains(answer.Message, tc.words) {
+			t.Errorf("%s: %+v, want 503 with %q", name, answer, tc.words)
+		}
+		if !slices.Equal(s.agent.canceled, []string{"copy-1"}) {
+			t.Errorf("%s: canceled %q", name, s.agent.canceled)
+		}
+	}
+}
+
+// TestURLsOfAgents: an agent must not direct the server to another address or path.
+func TestURLsOfAgents(t *testing.T) {
+	for text, want := range map[string]bool{
+		"https://10.0.0.1:9841/copy/token": true, "http://10.0.0.1:9841/copy/token": false, "https://10.0.0.2:9841/copy/token": false,
+		"https://10.0.0.1:9841/other": false, "https://u@10.0.0.1:9841/copy/x": false, "https://10.0.0.1/copy/x?y": false, "https://10.0.0.1/copy/x#y": false,
+		"https://name:9841/copy/token": false, "https:///copy/token": false, "": false, ":": false,
+	} {
+		if u, err := checkURL(text, "10.0.0.1"); (err == nil) != want {
+			t.Errorf("%q: %v, %v", text, u, err)
+		}
+	}
+	if _, err := checkURL("https://[fd00::1]:9841/copy/token", "fd00:0::1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAResultOfAnAgentThatReadsNoMore arrives, although the client still sends.
+func TestAResultOfAnAgentThatReadsNoMore(t *testing.T) {
+	s := newScene(t)
+	s.agent.early = true
+	stream, answer, _ := s.dial(t, "exec-me", options.URLPath(options.To, "ns", "p"), url.Values{"path": {"/x"}})
+	if stream == nil {
+		t.Fatalf("%+v", answer)
+	}
+	go func() {
+		for {
+			if _, err := stream.Write(make([]byte, 64<<10)); err != nil {
+				return
+			}
+		}
+	}()
+	var f *wire.Failure
+	if m, err := stream.Await(wire.Result, nil); !errors.As(err, &f) || f.Code != wire.PermissionDenied {
+		t.Errorf("Await = %+v, %v", m, err)
 	}
 }
 

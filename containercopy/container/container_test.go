@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -26,11 +27,17 @@ func TestIdentity(t *testing.T) {
 		t.Errorf("got %+v, %v, want %+v", id, err, want)
 	}
 	for name, change := range map[string][2]string{
-		"no uid": {"Uid", "X"}, "an ID outside": {"201000\n", "5\n"}, "a group outside": {"201005", "9"},
+		"no uid": {"Uid", "X"}, "an ID outside": {"201000\t201000\t201000\t201000", "5\t5\t5\t5"}, "a group outside": {"201005", "9"},
 		"no number": {"0027", "x"}, "short": {"Uid:	201000	201000	201000", "Uid:"},
 	} {
 		if id, err := parseStatus([]byte(strings.Replace(status, change[0], change[1], 1)), m, m); err == nil {
 			t.Errorf("%s: %+v", name, id)
+		}
+	}
+	for _, raised := range [][2]string{{"201000\t201000\t201000\t201000", "201000\t200000\t200000\t200000"}, {"201001\n", "200000\n"}} {
+		text := strings.Replace(status, raised[0], raised[1], 1)
+		if id, err := parseStatus([]byte(text), m, m); text == status || !errors.Is(err, ErrRaised) {
+			t.Errorf("%q: %+v, %v, want ErrRaised", raised[1], id, err)
 		}
 	}
 	for _, bad := range []string{"", "0 1\n", "a b c\n"} {

@@ -61,7 +61,7 @@ func (c *command) flags(out io.Writer) *pflag.FlagSet {
 	fs.StringVar(&c.checksum, "checksum", "crc32c", "checksum of both sides: crc32c or sha256")
 	fs.StringSliceVar(&c.preserve, "preserve", nil, "attributes that the copy keeps: mode, times, owner")
 	fs.StringVar(&c.overwrite, "overwrite", options.Never, "never; files: replace files, and add to directories; "+
-		"tree: replace files and directories")
+		"tree: replace files and directories; the content of a directory, DIR/., is added")
 	fs.StringVar(&c.links, "links", "inside", "links from a container: inside: those that stay in the copy; all")
 	fs.StringVar(&c.progress, "progress", "auto", "auto: on a terminal; plain: in lines; none")
 	fs.DurationVar(&c.timeout, "timeout", 0, "longest time of the copy; 0: no limit")
