@@ -21,14 +21,13 @@ import (
 var handshake = []string{"Connection", "Upgrade", "Sec-Websocket-Key", "Sec-Websocket-Version",
 	"Sec-Websocket-Protocol"}
 
-// relay joins the connection of a client to that of an agent, of which it reads nothing after the
-// handshake.
+// relay joins the connection of a client to that of an agent.
 type relay struct {
 	agent    net.Conn
 	received *bufio.Reader  // from the agent
 	answer   *http.Response // to the handshake
 	client   net.Conn
-	sent     io.Reader // by the client
+	sent     *bufio.Reader // by the client
 }
 
 // checkURL returns an error unless a URL is that of a stream of an agent at this address: an agent must
@@ -50,11 +49,11 @@ func (a Agents) open(ctx context.Context, text, address string, header http.Head
 	}
 	limited, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
-	d := tls.Dialer{Config: a.Identity.ClientConfig(a.Name, "http/1.1")}
-	conn, err := d.DialContext(limited, "tcp", u.Host)
+	raw, err := new(net.Dialer).DialContext(limited, "tcp", u.Host)
 	if err != nil {
 		return nil, err
 	}
+	conn := tls.Client(copystream.NewWide(raw), a.Identity.ClientConfig(a.Name, "http/1.1"))
 	defer func() {
 		if err != nil {
 			conn.Close()
@@ -90,12 +89,7 @@ func (r *relay) join(w http.ResponseWriter) error {
 		r.agent.Close()
 		return fmt.Errorf("take the connection of the client: %w", err)
 	}
-	r.client = conn
-	// A reader of both would copy each part once more.
-	r.sent = conn
-	if n := buffers.Reader.Buffered(); n > 0 {
-		r.sent = io.MultiReader(io.LimitReader(buffers.Reader, int64(n)), conn)
-	}
+	r.client, r.sent = conn, buffers.Reader
 	return nil
 }
 
@@ -114,37 +108,26 @@ func (r *relay) run() {
 			return
 		}
 	}
-	up, down := make(chan error, 1), make(chan error, 1)
-	go func() { up <- pass(r.agent, r.sent) }()
-	go func() { down <- pass(r.client, r.agent) }()
+	if n := r.sent.Buffered(); n > 0 {
+		if _, err := io.CopyN(r.agent, r.sent, int64(n)); err != nil {
+			return
+		}
+	}
+	up, down := make(chan bool, 1), make(chan bool, 1)
+	pass := func(to, from net.Conn, ended chan<- bool) {
+		wrote, _ := copystream.Pass(to, from) // any error is the end of the stream
+		ended <- wrote
+	}
+	go pass(r.agent, r.client, up)
+	go pass(r.client, r.agent, down)
 	select {
 	case <-down:
-	case err := <-up:
-		if errors.Is(err, errWrite) { // the result of the agent may be on its way
+	case wrote := <-up:
+		if wrote { // the result of the agent may be on its way
 			select {
 			case <-down:
 			case <-time.After(endLimit):
 			}
-		}
-	}
-}
-
-// errWrite is the class of an error of the receiver.
-var errWrite = errors.New("write")
-
-// pass copies until an error. A connection of TLS returns a record at a time.
-func pass(to io.Writer, from io.Reader) error {
-	const record = 16 << 10
-	buffer := make([]byte, 2*record)
-	for {
-		n, err := from.Read(buffer)
-		if n > 0 {
-			if _, err := to.Write(buffer[:n]); err != nil {
-				return fmt.Errorf("%w: %w", errWrite, err)
-			}
-		}
-		if err != nil {
-			return err
 		}
 	}
 }

@@ -31,7 +31,7 @@ type Copies struct {
 	Core       corev1.CoreV1Interface // pods and namespaces
 	Authorizer authorizer.Authorizer
 	Agents     Agents
-	Deny       string // label of a pod or a namespace that has no copies; empty: none
+	Deny       string // label of a pod or a namespace that denies copies; empty: none
 
 	mu      sync.Mutex
 	streams int

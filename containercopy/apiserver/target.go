@@ -82,7 +82,7 @@ func (c *Copies) denied(ctx context.Context, pod *core.Pod) error {
 	}{{"pod", pod.Labels}, {"namespace", namespace.Labels}} {
 		if value, ok := o.labels[c.Deny]; ok && value != "false" {
 			return apierrors.NewForbidden(pods, pod.Name,
-				fmt.Errorf("the %s has the label %s: it has no copies", o.name, c.Deny))
+				fmt.Errorf("the %s has the label %s, which denies copies", o.name, c.Deny))
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -25,11 +26,10 @@ func (p play) nodePart() error {
 	if err := p.copy(0, "", p.path("1KiB"), "bench:/scratch/part"); err != nil {
 		return err
 	}
-	nodes, err := p.cluster.Nodes()
+	n, err := p.node()
 	if err != nil {
 		return err
 	}
-	n := nodes[slices.IndexFunc(nodes, func(n local.Node) bool { return n.Name == "node-1" })]
 	if err := p.bringPart(n); err != nil {
 		return err
 	}
@@ -52,6 +52,19 @@ func (p play) nodePart() error {
 	fmt.Println("| Node's part | exec of tar | agent | times |")
 	fmt.Print("|---|---|---|---|\n", out)
 	return err
+}
+
+// node returns the node of the pods of the benchmark.
+func (p play) node() (local.Node, error) {
+	nodes, err := p.cluster.Nodes()
+	if err != nil {
+		return local.Node{}, err
+	}
+	i := slices.IndexFunc(nodes, func(n local.Node) bool { return n.Name == "node-1" })
+	if i < 0 {
+		return local.Node{}, errors.New("there is no node-1")
+	}
+	return nodes[i], nil
 }
 
 // get reads an object.

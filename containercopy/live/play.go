@@ -22,7 +22,7 @@ var (
 	//go:embed objects.yaml
 	objects string
 	//go:embed bench.yaml
-	benchObjects string
+	benchPod string
 )
 
 // namespace is that of container copy.
@@ -39,7 +39,7 @@ type play struct {
 
 // all runs all steps, up to the first failure.
 func (p play) all() error {
-	for _, step := range []func() error{p.pods, p.files, p.streams, p.users, p.labels, p.limits, p.restarts, p.deletion,
+	for _, step := range []func() error{p.pods, p.files, p.streams, p.users, p.labels, p.limits, p.restarts, p.kills, p.deletion,
 		p.off} {
 		if err := step(); err != nil {
 			return err
@@ -175,6 +175,16 @@ func (h *held) await(code int, words string) error {
 	err := h.cmd.Wait()
 	h.stdin.Close()
 	return expect(err, h.cmd, h.text, code, words)
+}
+
+// kill ends the client of a copy.
+func (h *held) kill() error {
+	if err := h.cmd.Process.Kill(); err != nil {
+		return err
+	}
+	h.stdin.Close()
+	h.cmd.Wait() // an error is the signal
+	return nil
 }
 
 // until retries a step for a minute.

@@ -5,11 +5,14 @@ import (
 	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 )
@@ -115,9 +118,10 @@ func (p play) refusals() error {
 		words string
 		args  []string
 	}{
-		{1, "", []string{p.path("tree"), "bare:/locked/"}},
-		{1, "", []string{p.path("tree"), "bare:/proc/sys/"}},
-		{1, "", []string{p.path("tree"), "user:/"}},
+		{1, "ermission denied", []string{p.path("tree"), "user:/"}},
+		{1, "filesystem of the kernel", []string{p.path("tree"), "bare:/proc/sys/"}},
+		{1, "read-only", []string{p.path("tree"), "bare:/locked/"}},
+		{1, "mount point", []string{"--overwrite=files", p.path("large"), "bare:/etc/hostname"}},
 		{1, "exist", []string{p.path("large"), "bare:/scratch/large"}},
 		{1, "", []string{"bare:/none", p.path("none")}},
 		{1, "not found", []string{"none:/x", p.path("none")}},
@@ -236,8 +240,11 @@ func (p play) clean(at, name string) error {
 	}
 	for r := tar.NewReader(bytes.NewReader(out)); ; {
 		h, err := r.Next()
-		if err != nil {
+		if errors.Is(err, io.EOF) {
 			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("the stream of %s: %w", at, err)
 		}
 		if strings.Contains(h.Name, ".kcopy") || strings.Contains(h.Name, name) {
 			return fmt.Errorf("%s has %q", at, h.Name)
@@ -268,13 +275,48 @@ func (p play) restarts() error {
 	if err := p.show("-n", namespace, "rollout", "restart", "daemonset"); err != nil {
 		return err
 	}
-	if err := h.await(1, ""); err != nil {
+	if err := h.await(1, "the agent of the node ends"); err != nil {
 		return err
 	}
 	if err := p.show("-n", namespace, "rollout", "status", "daemonset", "--timeout=120s"); err != nil {
 		return err
 	}
 	return until(func() error { return p.clean("bare:/directory", "lost") })
+}
+
+// kills ends each process of a copy by SIGKILL. The copy fails, and nothing is at its destination. A
+// worker has no time to remove its unfinished copy.
+func (p play) kills() error {
+	nodes, err := p.cluster.Nodes()
+	if err != nil {
+		return err
+	}
+	kill := func(program string) error {
+		for _, n := range nodes {
+			n.Run(p.ctx, "pkill", "-KILL", "-x", program) // an error is that it is on the other node
+		}
+		return nil
+	}
+	for i, victim := range []string{"worker", "agent", "apiserver", "kubectl copy"} {
+		say("SIGKILL for the %s: the copy in progress fails", victim)
+		at := fmt.Sprintf("bare:/scratch/kills-%d", i)
+		h, err := p.hold("-", at)
+		if err != nil {
+			return err
+		}
+		if victim == "kubectl copy" {
+			err = h.kill()
+		} else if err = kill(victim); err == nil {
+			err = h.await(1, "")
+		}
+		if err != nil {
+			return err
+		}
+		if err := until(func() error { return p.copy(1, "no such file", at, p.path("none")) }); err != nil {
+			return err
+		}
+	}
+	return until(func() error { return p.copy(0, "", p.path("tree"), "bare:/scratch/after-kills") })
 }
 
 // deletion deletes a pod and its volumes while a copy is in progress.
@@ -288,13 +330,49 @@ func (p play) deletion() error {
 	if err != nil {
 		return err
 	}
-	if err := p.show("delete", "pod/bare", "pvc/image", "--timeout=30s"); err != nil {
+	if err := p.show("delete", "pod/bare", "--timeout=30s"); err != nil {
 		return err
 	}
 	if err := h.await(1, ""); err != nil {
 		return err
 	}
+	if err := p.unstaged(volume); err != nil {
+		return err
+	}
+	if err := p.show("delete", "pvc/image", "--timeout=30s"); err != nil {
+		return err
+	}
 	return p.show("wait", "--for=delete", "pv/"+volume, "--timeout=30s")
+}
+
+// unstaged waits for 10 s until a volume is mounted on no node: NodeUnstageVolume has succeeded, and no
+// descriptor of a worker or an agent keeps its filesystem in use.
+func (p play) unstaged(volume string) error {
+	nodes, err := p.cluster.Nodes()
+	if err != nil {
+		return err
+	}
+	var left []string
+	for range 20 {
+		left = nil
+		for _, n := range nodes {
+			out, err := n.Run(p.ctx, "cat", "/proc/mounts")
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(out) {
+				if strings.Contains(line, volume) {
+					left = append(left, n.Name+": "+strings.TrimSpace(line))
+				}
+			}
+		}
+		if len(left) == 0 {
+			fmt.Println("volume", volume, "is mounted on no node")
+			return nil
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+	return fmt.Errorf("volume %s is still mounted: %q", volume, left)
 }
 
 // off removes container copy with a copy in progress, and installs it again.

@@ -6,11 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 )
-
-// Retry is the time after which a rejected caller should retry.
-const Retry = 5 * time.Second
 
 // Reason is the limit for which a copy was rejected.
 type Reason string

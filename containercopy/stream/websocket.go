@@ -22,6 +22,7 @@ const (
 // peer is seen that does not close the connection.
 type Socket struct {
 	conn   *websocket.Conn
+	wide   *Wide // below the connection; nil: none
 	buffer []byte
 	once   sync.Once
 	closed chan struct{}
@@ -29,7 +30,7 @@ type Socket struct {
 
 // NewSocket returns the messages of a connection. The caller calls Close.
 func NewSocket(conn *websocket.Conn) *Socket {
-	s := &Socket{conn: conn, buffer: make([]byte, wire.MaxMessage+1), closed: make(chan struct{})}
+	s := &Socket{conn: conn, wide: wideOf(conn.NetConn()), buffer: make([]byte, wire.MaxMessage+1), closed: make(chan struct{})}
 	conn.SetReadLimit(wire.MaxMessage)
 	conn.SetPongHandler(func(string) error { return conn.SetReadDeadline(time.Now().Add(pongLimit)) })
 	go s.ping()
@@ -86,7 +87,12 @@ func (s *Socket) Write(message []byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
 		return err
 	}
-	return s.conn.WriteMessage(websocket.BinaryMessage, message)
+	if s.wide == nil {
+		return s.conn.WriteMessage(websocket.BinaryMessage, message)
+	}
+	s.wide.hold()
+	err := s.conn.WriteMessage(websocket.BinaryMessage, message)
+	return errors.Join(err, s.wide.flush())
 }
 
 // Close closes the connection. A Read or Write that waits returns an error.

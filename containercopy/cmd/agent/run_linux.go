@@ -114,7 +114,7 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 	}{
 		{f.listen, func(l net.Listener) error { return calls.Serve(peertls.Limit(l)) }, calls.Stop},
 		{f.streamListen, func(l net.Listener) error {
-			return streams.Serve(tls.NewListener(peertls.Limit(l), identity.ServerConfig(f.client, "http/1.1")))
+			return streams.Serve(tls.NewListener(stream.WideListener(peertls.Limit(l)), identity.ServerConfig(f.client, "http/1.1")))
 		}, func() { streams.Close() }},
 		{f.metrics, observed.Serve, func() { observed.Close() }},
 	} {
@@ -150,15 +150,20 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
+// netConn is a connection above another: of TLS, and stream.Wide.
+type netConn interface{ NetConn() net.Conn }
+
 // admitted keeps the connections of authenticated clients apart from those of all others, as gRPC does
 // with the credentials of package peertls.
 func admitted(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if c, ok := r.Context().Value(connKey{}).(*tls.Conn); ok {
-			if err := connlimit.Admit(c.NetConn()); err != nil {
-				http.Error(w, err.Error(), http.StatusServiceUnavailable)
-				return
-			}
+		c, _ := r.Context().Value(connKey{}).(net.Conn)
+		for above, ok := c.(netConn); ok; above, ok = c.(netConn) {
+			c = above.NetConn()
+		}
+		if err := connlimit.Admit(c); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
 		}
 		h.ServeHTTP(w, r)
 	})

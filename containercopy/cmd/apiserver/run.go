@@ -17,6 +17,7 @@ import (
 
 	"github.com/causeway-csi/causeway/containercopy/api/options"
 	"github.com/causeway-csi/causeway/containercopy/apiserver"
+	"github.com/causeway-csi/causeway/containercopy/stream"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
@@ -58,7 +59,7 @@ func (f *flags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.agents.Name, "agent-name", "causeway-copy-agent", "DNS name in the certificates of the agents")
 	fs.StringVar(&f.tlsDir, "agent-tls-dir", "/agent-tls", "directory of ca.crt, tls.crt and tls.key for the agents; "+
 		"changed files are read again")
-	fs.StringVar(&f.deny, "deny-label", options.Version.Group+"/deny", "label of pods and namespaces that have no "+
+	fs.StringVar(&f.deny, "deny-label", options.Version.Group+"/deny", "label of pods and namespaces that denies "+
 		"copies, unless its value is false; empty: none")
 	fs.DurationVar(&f.drain, "drain-timeout", 25*time.Second, "time for the copies in progress when the server stops")
 }
@@ -165,6 +166,7 @@ func (f *flags) config() (*server.RecommendedConfig, error) {
 	if err := f.generic.ApplyTo(config); err != nil {
 		return nil, err
 	}
+	config.SecureServing.Listener = stream.WideListener(config.SecureServing.Listener)
 	// A copy needs 3 requests at once. The agents limit the copies.
 	config.ClientConfig.QPS, config.ClientConfig.Burst = 300, 600
 	config.ShutdownDelayDuration = delay // kube-apiserver does not know at once that the endpoint is gone

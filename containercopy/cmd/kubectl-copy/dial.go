@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 
@@ -78,7 +79,14 @@ func shake(config *rest.Config, req *http.Request) (*websocket.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &handshake{dialer: websocket.Dialer{TLSClientConfig: security, Proxy: config.Proxy,
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return stream.NewWide(c), nil
+	}
+	h := &handshake{dialer: websocket.Dialer{NetDialContext: dial, TLSClientConfig: security, Proxy: config.Proxy,
 		Subprotocols: []string{wire.Subprotocol}, WriteBufferSize: wire.MaxMessage}}
 	if h.dialer.Proxy == nil {
 		h.dialer.Proxy = utilnet.NewProxierWithNoProxyCIDR(http.ProxyFromEnvironment)
