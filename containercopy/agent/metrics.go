@@ -23,7 +23,8 @@ type Metrics struct {
 func NewMetrics(r prometheus.Registerer, slots *quota.Slots) *Metrics {
 	m := &Metrics{
 		operations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "container_copy_operations_total",
-			Help: "Copies that have ended, by direction (from, to) and result: ok, a gRPC code, or canceled: by the client, or with its connection."},
+			Help: "Copies that have ended, by direction (from, to) and result: ok, a gRPC code, or canceled by the " +
+				"client or with its connection."},
 			[]string{"direction", "result"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "container_copy_bytes_total",
 			Help: "Bytes of the tar streams of copies, by direction."}, []string{"direction"}),

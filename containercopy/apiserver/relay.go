@@ -70,14 +70,16 @@ func (a Agents) open(ctx context.Context, text, address string, header http.Head
 	if err := req.Write(conn); err != nil {
 		return nil, err
 	}
-	if r.answer, err = http.ReadResponse(r.received, req); err != nil {
+	answer, err := http.ReadResponse(r.received, req)
+	if err != nil {
 		return nil, err
 	}
-	if r.answer.StatusCode != http.StatusSwitchingProtocols {
-		defer r.answer.Body.Close()
-		said, _ := io.ReadAll(io.LimitReader(r.answer.Body, 1<<10)) // as much as there is
-		return nil, fmt.Errorf("it refuses the stream: %s: %q", r.answer.Status, said)
+	defer answer.Body.Close() // that of 101 is empty
+	if answer.StatusCode != http.StatusSwitchingProtocols {
+		said, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<10)) // as much as there is
+		return nil, fmt.Errorf("it refuses the stream: %s: %q", answer.Status, said)
 	}
+	r.answer = answer
 	return r, conn.SetDeadline(time.Time{})
 }
 

@@ -92,8 +92,9 @@ func to(o *options.PodCopyToOptions, caller *v1alpha1.Caller) (copyRequest, erro
 	if err != nil {
 		return copyRequest{}, apierrors.NewBadRequest(err.Error())
 	}
-	req := &v1alpha1.CopyToContainerRequest{Path: o.Path, Sha256: sum, Sha256AtEnd: o.SHA256AtEnd, Overwrite: overwrites[o.Overwrite],
-		Contents: o.Contents, PreserveMode: o.PreserveMode, PreserveTimes: o.PreserveTimes,
+	req := &v1alpha1.CopyToContainerRequest{Path: o.Path, Sha256: sum, Sha256AtEnd: o.SHA256AtEnd,
+		Overwrite: overwrites[o.Overwrite],
+		Contents:  o.Contents, PreserveMode: o.PreserveMode, PreserveTimes: o.PreserveTimes,
 		PreserveOwner: o.PreserveOwner, Caller: caller}
 	if o.Size != nil && o.Checksum != nil {
 		req.Declared, req.Size, req.Checksum = true, uint64(*o.Size), *o.Checksum

@@ -95,18 +95,19 @@ func (a *fakeAgent) stream(r *http.Request, from bool, client *copystream.Socket
 	a.mu.Unlock()
 	defer client.Close()
 	s := wire.NewStream(client)
-	if from {
+	switch {
+	case from:
 		s.Write([]byte("data"))
 		s.Send(wire.EndOf(archive.Sum{Size: 4}, archive.Counts{Entries: 1}))
 		s.Await(wire.Ack, nil)
-	} else if a.early {
+	case a.early:
 		s.Send(wire.Message{Type: wire.Result, Code: wire.PermissionDenied})
 		for { // as the relay of an agent does
 			if _, err := client.Read(); err != nil {
 				return
 			}
 		}
-	} else {
+	default:
 		io.Copy(io.Discard, s.Body(nil))
 	}
 	s.Send(wire.Message{Type: wire.Result, Size: 4})

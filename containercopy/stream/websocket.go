@@ -30,7 +30,8 @@ type Socket struct {
 
 // NewSocket returns the messages of a connection. The caller calls Close.
 func NewSocket(conn *websocket.Conn) *Socket {
-	s := &Socket{conn: conn, wide: wideOf(conn.NetConn()), buffer: make([]byte, wire.MaxMessage+1), closed: make(chan struct{})}
+	s := &Socket{conn: conn, wide: wideOf(conn.NetConn()), buffer: make([]byte, wire.MaxMessage+1),
+		closed: make(chan struct{})}
 	conn.SetReadLimit(wire.MaxMessage)
 	conn.SetPongHandler(func(string) error { return conn.SetReadDeadline(time.Now().Add(pongLimit)) })
 	go s.ping()

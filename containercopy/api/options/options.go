@@ -127,7 +127,8 @@ func (o *PodCopyToOptions) fields() map[string]field {
 			}
 			return strconv.FormatUint(uint64(*o.Checksum), 10)
 		}},
-		"sha256": text(&o.SHA256), "sha256AtEnd": flag(&o.SHA256AtEnd), "overwrite": text(&o.Overwrite), "preserveMode": flag(&o.PreserveMode),
+		"sha256": text(&o.SHA256), "sha256AtEnd": flag(&o.SHA256AtEnd),
+		"overwrite": text(&o.Overwrite), "preserveMode": flag(&o.PreserveMode),
 		"preserveTimes": flag(&o.PreserveTimes), "preserveOwner": flag(&o.PreserveOwner),
 	}
 }

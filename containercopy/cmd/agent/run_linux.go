@@ -103,7 +103,8 @@ func peerOf(ctx context.Context) string {
 func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Identity, metrics http.Handler) error {
 	calls := grpc.NewServer(grpc.Creds(identity.Server(f.client)), grpc.ConnectionTimeout(handshakeLimit))
 	v1alpha1.RegisterContainerCopyServer(calls, a)
-	streams := &http.Server{Handler: admitted(a.Handler()), ConnContext: withConn, ReadHeaderTimeout: handshakeLimit, IdleTimeout: handshakeLimit,
+	streams := &http.Server{Handler: admitted(a.Handler()), ConnContext: withConn,
+		ReadHeaderTimeout: handshakeLimit, IdleTimeout: handshakeLimit,
 		ErrorLog: nolog} // any pod can cause its errors, such as those of handshakes
 	observed := &http.Server{Handler: metrics, ReadHeaderTimeout: handshakeLimit}
 	ended := make(chan error, 3)
@@ -114,7 +115,8 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 	}{
 		{f.listen, func(l net.Listener) error { return calls.Serve(peertls.Limit(l)) }, calls.Stop},
 		{f.streamListen, func(l net.Listener) error {
-			return streams.Serve(tls.NewListener(stream.WideListener(peertls.Limit(l)), identity.ServerConfig(f.client, "http/1.1")))
+			return streams.Serve(tls.NewListener(stream.WideListener(peertls.Limit(l)),
+				identity.ServerConfig(f.client, "http/1.1")))
 		}, func() { streams.Close() }},
 		{f.metrics, observed.Serve, func() { observed.Close() }},
 	} {

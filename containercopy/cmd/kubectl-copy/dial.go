@@ -99,6 +99,7 @@ func shake(config *rest.Config, req *http.Request) (*websocket.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer answer.Body.Close() // that of 101 is empty
 	if answer.StatusCode != http.StatusSwitchingProtocols {
 		return nil, refusal(answer)
 	}
@@ -133,7 +134,6 @@ func (h *handshake) RoundTrip(req *http.Request) (*http.Response, error) {
 // body returns the body of the answer of a refused handshake, of which gorilla/websocket keeps 1024
 // bytes.
 func body(answer *http.Response) []byte {
-	defer answer.Body.Close()
 	content, err := io.ReadAll(answer.Body)
 	if err != nil {
 		return nil
