@@ -35,7 +35,7 @@ type Copies struct {
 
 	mu      sync.Mutex
 	streams int
-	idle    chan struct{} // closed when streams is 0 again; nil: nobody waits
+	idle    chan struct{} // closed when streams is 0 again; nil: no Wait
 }
 
 // begin counts a stream until its end.

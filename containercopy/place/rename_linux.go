@@ -15,7 +15,7 @@ import (
 // who owns the directory around it can give its name to another directory.
 func (s *Staging) entry(staged string) (*os.Root, string) { return s.Root, staged }
 
-// own returns an error if the staging directory is not the one that was made.
+// own returns an error if another user has put a directory in the place of the staging directory.
 func (s *Staging) own() error {
 	info, err := s.Root.Stat(".")
 	if err != nil {

@@ -35,7 +35,7 @@ func wideOf(c net.Conn) *Wide {
 // NetConn returns the connection below.
 func (w *Wide) NetConn() net.Conn { return w.Conn }
 
-// Read reads what has arrived, if that is possible from the buffer.
+// Read reads from the buffer, or fills it by one system call.
 func (w *Wide) Read(p []byte) (int, error) { return w.in.Read(p) }
 
 // Write writes p, or keeps it until Flush, after Hold.
@@ -59,7 +59,7 @@ func (w *Wide) hold() {
 	w.held = true
 }
 
-// flush writes what Write has kept, and ends hold.
+// flush writes the bytes that Write has kept, and ends hold.
 func (w *Wide) flush() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

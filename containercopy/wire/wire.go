@@ -60,7 +60,7 @@ type Message struct {
 	Path    string `json:"path,omitempty"`   // at which the copy is, in the container
 	Merged  bool   `json:"merged,omitempty"` // into an existing directory: not by one rename
 	Code    Code   `json:"code,omitempty"`
-	Text    string `json:"text,omitempty"` // of the error; after a success, of what could not be removed
+	Text    string `json:"text,omitempty"` // of the error; after a success, of the rest that could not be removed
 }
 
 // Note is a Warning message.

@@ -171,7 +171,7 @@ func admitted(h http.Handler) http.Handler {
 	})
 }
 
-// nolog drops what is logged.
+// nolog drops the messages of a log.
 var nolog = stdlog.New(io.Discard, "", 0)
 
 // readiness is the state of the parts of the node that each copy needs.
@@ -180,7 +180,7 @@ type readiness struct {
 	worker  func() error
 
 	mu      sync.Mutex
-	started bool // worker has succeeded once: what it needs stays
+	started bool // worker has succeeded once, so its programs and namespaces are there
 }
 
 // check returns the reason for which no copy can begin.
