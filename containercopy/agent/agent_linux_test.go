@@ -273,6 +273,32 @@ func TestACopyInAndOut(t *testing.T) {
 
 // TestPrecompute: the response has the sum of the stream. If the file changes until then, the copy
 // fails.
+// TestTheSHA256OfAStream that was not known before is verified, and is in the result.
+func TestTheSHA256OfAStream(t *testing.T) {
+	w := newWorld(t)
+	data, sum := packed(t, "content")
+	wrong := sum
+	wrong.SHA256 = make([]byte, 32)
+	for name, tc := range map[string]struct {
+		end  archive.Sum
+		code wire.Code
+	}{"right": {sum, ""}, "wrong": {wrong, wire.DataLoss}} {
+		to := must[*v1alpha1.CopyToContainerResponse](w)(w.to("/tmp/"+name, func(r *v1alpha1.CopyToContainerRequest) { r.Sha256AtEnd = true }))
+		s := w.open(to.Url)
+		s.Write(data)
+		s.Send(wire.EndOf(tc.end, archive.Counts{}))
+		m, err := s.Await(wire.Result, nil)
+		var f *wire.Failure
+		if errors.As(err, &f) != (tc.code != "") || f != nil && f.Code != tc.code {
+			t.Errorf("%s: %v, want %s", name, err, tc.code)
+		}
+		if got, err := m.Sum(); tc.code == "" && (err != nil || !bytes.Equal(got.SHA256, sum.SHA256)) {
+			t.Errorf("%s: the result has %x, %v", name, got.SHA256, err)
+		}
+		<-w.reports
+	}
+}
+
 func TestPrecompute(t *testing.T) {
 	w := newWorld(t)
 	precompute := func(r *v1alpha1.CopyFromContainerRequest) { r.Precompute = true }

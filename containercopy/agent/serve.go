@@ -23,25 +23,13 @@ func (a *Agent) Handler() http.Handler {
 	return stream.Handler(a.tickets, func(_ *http.Request, t *transfer, client *stream.Socket) { a.serve(t, client) })
 }
 
-// Wait waits until all streams have ended. Their clients have their results then.
-func (a *Agent) Wait(ctx context.Context) error {
-	ended := make(chan struct{})
-	go func() {
-		a.streams.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+// Wait returns when all streams have ended, or with the error of ctx. Their clients have their results
+// then.
+func (a *Agent) Wait(ctx context.Context) error { return a.active.Wait(ctx) }
 
 // serve makes a copy over the connection of its caller.
 func (a *Agent) serve(t *transfer, client *stream.Socket) {
-	a.streams.Add(1)
-	defer a.streams.Done()
+	defer a.active.Begin()()
 	t.mu.Lock()
 	canceled := t.begun
 	t.begun = true
@@ -51,7 +39,7 @@ func (a *Agent) serve(t *transfer, client *stream.Socket) {
 	defer func() { a.finish(t, w, result) }()
 	if canceled {
 		result.Err = errCanceled
-		wire.NewStream(client).Send(wire.Message{Type: wire.Result, Code: wire.Aborted, Text: errCanceled.Error()})
+		stream.Refuse(client, wire.Aborted, errCanceled.Error())
 		return
 	}
 	var err error
@@ -62,8 +50,7 @@ func (a *Agent) serve(t *transfer, client *stream.Socket) {
 	}
 	if err != nil {
 		result.Err = err
-		code := nameOf(status.Code(statusOf(err)))
-		wire.NewStream(client).Send(wire.Message{Type: wire.Result, Code: code, Text: err.Error()})
+		stream.Refuse(client, nameOf(status.Code(statusOf(err))), err.Error())
 		return
 	}
 	stopped := make(chan struct{})

@@ -78,7 +78,7 @@ type Agent struct {
 	mu     sync.Mutex
 	copies map[string]*transfer // by ID
 
-	streams sync.WaitGroup
+	active stream.Active
 }
 
 // New returns an Agent.

@@ -34,8 +34,12 @@ type relay struct {
 // not direct this server elsewhere.
 func checkURL(text, address string) (*url.URL, error) {
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.Fragment != "" ||
-		!strings.HasPrefix(u.Path, copystream.Path) || !net.ParseIP(u.Hostname()).Equal(net.ParseIP(address)) {
+	if err != nil {
+		return nil, errors.New("invalid URL of a stream") // the text has its token
+	}
+	ip := net.ParseIP(u.Hostname())
+	if ip == nil || !ip.Equal(net.ParseIP(address)) || u.Scheme != "https" || u.User != nil || u.RawQuery != "" ||
+		u.Fragment != "" || !strings.HasPrefix(u.Path, copystream.Path) {
 		return nil, errors.New("invalid URL of a stream")
 	}
 	return u, nil

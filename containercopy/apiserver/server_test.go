@@ -366,7 +366,7 @@ func TestACopyToAContainer(t *testing.T) {
 	s := newScene(t)
 	size, sum := int64(4), uint32(7)
 	o := options.PodCopyToOptions{Container: "sidecar", Path: "/x", Contents: true, Size: &size, Checksum: &sum, SHA256: strings.Repeat("ab", 32),
-		Overwrite: options.Files, PreserveMode: true, PreserveTimes: true, PreserveOwner: true}
+		SHA256AtEnd: true, Overwrite: options.Files, PreserveMode: true, PreserveTimes: true, PreserveOwner: true}
 	stream, answer, _ := s.dial(t, "exec-me", options.URLPath(options.To, "ns", "open"), o.Values())
 	if stream == nil {
 		t.Fatalf("%+v", answer)
@@ -378,7 +378,7 @@ func TestACopyToAContainer(t *testing.T) {
 	}
 	req := s.agent.calls[0].(*v1alpha1.CopyToContainerRequest)
 	if req.ContainerId != "id-sidecar" || req.Path != "/x" || !req.Contents || !req.Declared || req.Size != 4 || req.Checksum != 7 ||
-		fmt.Sprintf("%x", req.Sha256) != strings.Repeat("ab", 32) || req.Overwrite != v1alpha1.Overwrite_FILES || !req.PreserveMode || !req.PreserveTimes || !req.PreserveOwner {
+		fmt.Sprintf("%x", req.Sha256) != strings.Repeat("ab", 32) || !req.Sha256AtEnd || req.Overwrite != v1alpha1.Overwrite_FILES || !req.PreserveMode || !req.PreserveTimes || !req.PreserveOwner {
 		t.Errorf("the call: %v", req)
 	}
 	s.wantEvent(t, "copy-2")
@@ -493,6 +493,9 @@ func TestURLsOfAgents(t *testing.T) {
 		if u, err := checkURL(text, "10.0.0.1"); (err == nil) != want {
 			t.Errorf("%q: %v, %v", text, u, err)
 		}
+	}
+	if u, err := checkURL("https://name:9841/copy/token", "another name"); err == nil {
+		t.Errorf("a name: %v", u)
 	}
 	if _, err := checkURL("https://[fd00::1]:9841/copy/token", "fd00:0::1"); err != nil {
 		t.Error(err)

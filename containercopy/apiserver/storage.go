@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"sync"
 
 	"github.com/gorilla/websocket"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,6 +22,7 @@ import (
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/causeway-csi/causeway/containercopy/api/options"
+	copystream "github.com/causeway-csi/causeway/containercopy/stream"
 	"github.com/causeway-csi/causeway/containercopy/wire"
 )
 
@@ -33,46 +33,12 @@ type Copies struct {
 	Agents     Agents
 	Deny       string // label of a pod or a namespace that denies copies; empty: none
 
-	mu      sync.Mutex
-	streams int
-	idle    chan struct{} // closed when streams is 0 again; nil: no Wait
+	active copystream.Active
 }
 
-// begin counts a stream until its end.
-func (c *Copies) begin() (end func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.streams++
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.streams--; c.streams == 0 && c.idle != nil {
-			close(c.idle)
-			c.idle = nil
-		}
-	}
-}
-
-// Wait waits until there is no stream, or ctx ends. A server that stops no longer accepts copies, and
-// the copies that have begun can end.
-func (c *Copies) Wait(ctx context.Context) error {
-	c.mu.Lock()
-	if c.streams == 0 {
-		c.mu.Unlock()
-		return nil
-	}
-	if c.idle == nil {
-		c.idle = make(chan struct{})
-	}
-	idle := c.idle
-	c.mu.Unlock()
-	select {
-	case <-idle:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+// Wait returns when no copy is left, or with the error of ctx. A server that stops accepts no copies, and
+// those that have begun can end.
+func (c *Copies) Wait(ctx context.Context) error { return c.active.Wait(ctx) }
 
 // Storage returns the resources of the API by name.
 func (c *Copies) Storage() map[string]rest.Storage {
@@ -112,7 +78,7 @@ func (s stream) NewConnectOptions() (runtime.Object, bool, string) { return s.ne
 // Connect implements rest.Connecter. The errors of the handler are those of the API.
 func (s stream) Connect(ctx context.Context, pod string, o runtime.Object, r rest.Responder) (http.Handler, error) {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		defer s.copies.begin()()
+		defer s.copies.active.Begin()()
 		if err := s.copies.serve(ctx, w, req, pod, o); err != nil {
 			r.Error(err)
 		}

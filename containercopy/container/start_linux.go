@@ -63,29 +63,9 @@ func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 		return nil, err
 	}
 	defer theirs.Close()
-	pidfd, err := unix.FcntlInt(uintptr(c.pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	pidfd, cmd, err := c.launch(p, theirs)
 	if err != nil {
 		mine.Close()
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	root, err := duplicate(c.root)
-	if err != nil {
-		mine.Close()
-		unix.Close(pidfd)
-		return nil, err
-	}
-	defer root.Close()
-	proc, err := duplicate(c.proc)
-	if err != nil {
-		mine.Close()
-		unix.Close(pidfd)
-		return nil, err
-	}
-	defer proc.Close()
-	cmd := p.command(c.Identity, root, theirs, proc)
-	if err := cmd.Start(); err != nil {
-		mine.Close()
-		unix.Close(pidfd)
 		return nil, fmt.Errorf("start a worker: %w", err)
 	}
 	w := &Worker{cmd: cmd, socket: mine, pidfd: pidfd, buffer: make([]byte, wire.MaxMessage),
@@ -100,6 +80,32 @@ func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 		return nil, fmt.Errorf("start a worker: %w", err)
 	}
 	return w, nil
+}
+
+// launch starts the process of a worker, and returns a pidfd of the container of its own.
+func (c *Container) launch(p Program, socket *os.File) (pidfd int, cmd *exec.Cmd, err error) {
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	for _, fd := range []int{c.root, c.proc} {
+		f, err := duplicate(fd)
+		if err != nil {
+			return -1, nil, err
+		}
+		files = append(files, f)
+	}
+	if pidfd, err = unix.FcntlInt(uintptr(c.pidfd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return -1, nil, os.NewSyscallError("fcntl", err)
+	}
+	cmd = p.command(c.Identity, files[0], socket, files[1])
+	if err := cmd.Start(); err != nil {
+		unix.Close(pidfd)
+		return -1, nil, err
+	}
+	return pidfd, cmd, nil
 }
 
 // duplicate returns a file for a descriptor, which keeps its own.
@@ -149,8 +155,9 @@ func (p Program) Check() error {
 	}
 	timer := time.AfterFunc(checkLimit, func() { cmd.Process.Kill() })
 	defer timer.Stop()
-	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 { // that of a worker without a Spec
-		return fmt.Errorf("a worker without a copy: %w", err)
+	cmd.Wait()                            // its error is the exit code
+	if cmd.ProcessState.ExitCode() != 1 { // that of a worker without a Spec
+		return fmt.Errorf("a worker without a copy has ended with %s", cmd.ProcessState)
 	}
 	return nil
 }

@@ -388,6 +388,12 @@ func TestAWorkerIsConfined(t *testing.T) {
 					}
 				}
 			}
+			for _, task := range tasks {
+				status, err := os.ReadFile(task)
+				if p.UID == 0 && !strings.Contains(string(status), "CapBnd:\t0000000000000000\n") {
+					t.Errorf("%s has a bounding set, %v", task, err)
+				}
+			}
 			fds, err := filepath.Glob(of + "fd/*")
 			if err != nil {
 				t.Fatal(err)
@@ -444,11 +450,15 @@ func TestTheSHA256AtTheEnd(t *testing.T) {
 	digest := archive.NewDigest(true)
 	digest.Write(stream)
 	sum := hex.EncodeToString(digest.Sum().SHA256)
+	known := digest.Sum()
+	known.SHA256 = nil
 	for name, tc := range map[string]struct {
-		sum  string
-		want wire.Code
-	}{"right": {sum, ""}, "another": {strings.Repeat("ab", 32), wire.DataLoss}, "none": {"", wire.InvalidArgument}} {
-		m, err := copyTo(t, c, worker.Spec{Path: "/tmp/" + name, SHA256: true}, stream, func(m *wire.Message) { m.SHA256 = tc.sum })
+		sum      string
+		declared *archive.Sum
+		want     wire.Code
+	}{"right": {sum, nil, ""}, "another": {strings.Repeat("ab", 32), nil, wire.DataLoss}, "none": {"", nil, wire.InvalidArgument},
+		"size and CRC-32C are declared": {"", &known, wire.InvalidArgument}} {
+		m, err := copyTo(t, c, worker.Spec{Path: "/tmp/" + name, SHA256: true, Declared: tc.declared}, stream, func(m *wire.Message) { m.SHA256 = tc.sum })
 		if codeOf(err) != tc.want || err == nil && m.SHA256 != sum {
 			t.Errorf("%s: %+v, %v, want %s", name, m, err, tc.want)
 		}

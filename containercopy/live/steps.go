@@ -154,7 +154,7 @@ func (p play) streams() error {
 	if !names["tree/d1/f1"] {
 		return fmt.Errorf("the stream has %v", names)
 	}
-	cmd = p.command("-", "user:/scratch/streamed")
+	cmd = p.command("--checksum=sha256", "-", "user:/scratch/streamed")
 	cmd.Stdin = bytes.NewReader(out)
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, text)
@@ -292,8 +292,14 @@ func (p play) kills() error {
 		return err
 	}
 	kill := func(program string) error {
+		var errs []error
 		for _, n := range nodes {
-			n.Run(p.ctx, "pkill", "-KILL", "-x", program) // an error is that it is on the other node
+			if _, err := n.Run(p.ctx, "pkill", "-KILL", "-x", program); err != nil {
+				errs = append(errs, err) // it is on another node
+			}
+		}
+		if len(errs) == len(nodes) {
+			return errors.Join(errs...)
 		}
 		return nil
 	}
@@ -330,6 +336,13 @@ func (p play) deletion() error {
 	if err != nil {
 		return err
 	}
+	mounts, err := p.mounts(volume)
+	if err != nil {
+		return err
+	}
+	if len(mounts) == 0 { // the look after the deletion would say nothing
+		return fmt.Errorf("volume %s has no mount before the deletion of its pod", volume)
+	}
 	if err := p.show("delete", "pod/bare", "--timeout=30s"); err != nil {
 		return err
 	}
@@ -348,23 +361,11 @@ func (p play) deletion() error {
 // unstaged waits for 10 s until a volume is mounted on no node: NodeUnstageVolume has succeeded, and no
 // descriptor of a worker or an agent keeps its filesystem in use.
 func (p play) unstaged(volume string) error {
-	nodes, err := p.cluster.Nodes()
-	if err != nil {
-		return err
-	}
 	var left []string
 	for range 20 {
-		left = nil
-		for _, n := range nodes {
-			out, err := n.Run(p.ctx, "cat", "/proc/mounts")
-			if err != nil {
-				return err
-			}
-			for line := range strings.Lines(out) {
-				if strings.Contains(line, volume) {
-					left = append(left, n.Name+": "+strings.TrimSpace(line))
-				}
-			}
+		var err error
+		if left, err = p.mounts(volume); err != nil {
+			return err
 		}
 		if len(left) == 0 {
 			fmt.Println("volume", volume, "is mounted on no node")
@@ -373,6 +374,26 @@ func (p play) unstaged(volume string) error {
 		time.Sleep(500 * time.Millisecond)
 	}
 	return fmt.Errorf("volume %s is still mounted: %q", volume, left)
+}
+
+// mounts returns the mounts of a volume on all nodes.
+func (p play) mounts(volume string) (all []string, err error) {
+	nodes, err := p.cluster.Nodes()
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		out, err := n.Run(p.ctx, "cat", "/proc/mounts")
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(out) {
+			if strings.Contains(line, volume) {
+				all = append(all, n.Name+": "+strings.TrimSpace(line))
+			}
+		}
+	}
+	return all, nil
 }
 
 // off removes container copy with a copy in progress, and installs it again.

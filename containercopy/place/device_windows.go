@@ -2,5 +2,5 @@ package place
 
 import "io/fs"
 
-// device returns 0: a mount point is no directory for package os.
+// device returns 0. Package os does not report a mount point as a directory.
 func device(fs.FileInfo) uint64 { return 0 }

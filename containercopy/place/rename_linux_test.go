@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
 // TestAMountPointIsNotReplaced: a file of a ConfigMap, for example.
@@ -22,7 +24,7 @@ func TestAMountPointIsNotReplaced(t *testing.T) {
 		from := map[string]string{"f": "of", "d": "e"}[name]
 		path := filepath.Join(root.Name(), name)
 		if err := unix.Mount(filepath.Join(root.Name(), from), path, "", unix.MS_BIND, ""); err != nil {
-			t.Skipf("no mounts here: %v", err)
+			namespace.Skip(t, err)
 		}
 		t.Cleanup(func() {
 			if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
@@ -48,22 +50,21 @@ func TestAMountPointIsNotReplaced(t *testing.T) {
 // that thread sees it: the kernel does not protect its mount points from this process.
 func elsewhere(t *testing.T, dir string, mount func() error) *os.Root {
 	t.Helper()
-	roots, end := make(chan string, 1), make(chan struct{})
+	roots, end := make(chan any, 1), make(chan struct{})
 	go func() { // the thread ends with its goroutine
 		runtime.LockOSThread()
 		err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), mount())
 		if err != nil {
-			t.Log(err)
-			roots <- ""
+			roots <- err
 			return
 		}
 		roots <- fmt.Sprintf("/proc/self/task/%d/root", unix.Gettid())
 		<-end
 	}()
 	t.Cleanup(func() { close(end) })
-	at := <-roots
-	if at == "" {
-		t.Skip("no mounts here")
+	at, ok := (<-roots).(string)
+	if !ok {
+		namespace.Skip(t, "no mount namespace here")
 	}
 	root, err := os.OpenRoot(at + dir)
 	if err != nil {
@@ -117,8 +118,7 @@ func TestMountsOfAnotherNamespace(t *testing.T) {
 	}
 }
 
-// TestARemovalFollowsNoLink, although a program exchanges a directory with a link all the time. The
-// control is a removal by paths.
+// TestARemovalFollowsNoLink, although a program exchanges a directory with a link all the time.
 func TestARemovalFollowsNoLink(t *testing.T) {
 	root := newRoot(t)
 	for range 50 {

@@ -35,6 +35,7 @@ var (
 	// ErrWorker: the worker has ended without a Result.
 	ErrWorker = errors.New("the worker has ended, perhaps with its container")
 
+	errOver  = errors.New("the stream has ended")
 	errIdle  = errors.New("no data for")
 	errAck   = errors.New("no acknowledgment of the copy for")
 	errTotal = errors.New("the copy takes longer than")
@@ -63,6 +64,7 @@ type relay struct {
 	limits         Limits
 	bytes          atomic.Int64
 	ended          atomic.Bool // the stream has an End message
+	over           atomic.Bool // only the message of tell follows
 	stop           context.CancelCauseFunc
 	gone           chan struct{} // closed at the end of the client
 	writing        sync.Mutex    // held by writes to the client
@@ -90,19 +92,15 @@ func Relay(ctx context.Context, client, worker wire.Messages, limits Limits, clo
 		r.tell(result.Err)
 	}
 	closeWorker()
-	// Unread data would be a reset of the connection, and the last message could be lost.
-	select {
-	case <-r.gone:
-	case <-time.After(linger):
-	}
+	r.linger()
 	closeClient()
 	group.Wait()
 	result.Bytes = r.bytes.Load()
 	return result
 }
 
-// linger is the time in which a client takes the last message, and closes the connection.
-const linger = 2 * time.Second
+// lingerLimit is the time in which a client takes the last message, and closes the connection.
+const lingerLimit = 2 * time.Second
 
 // await waits for the end of the stream.
 func (r *relay) await(ctx context.Context, results <-chan Result, errs <-chan error) Result {
@@ -118,7 +116,7 @@ func (r *relay) await(ctx context.Context, results <-chan Result, errs <-chan er
 			if !errors.Is(refused, ErrWorker) {
 				return Result{Err: refused}
 			}
-			late = time.After(linger) // the worker may have sent the reason
+			late = time.After(lingerLimit) // the worker may have sent the reason
 		case <-ctx.Done():
 			return Result{Err: context.Cause(ctx)}
 		}
@@ -127,10 +125,35 @@ func (r *relay) await(ctx context.Context, results <-chan Result, errs <-chan er
 
 // tell sends the client the error of a stream that ended without a Result of the worker.
 func (r *relay) tell(err error) {
-	message, failed := json.Marshal(wire.Message{Type: wire.Result, Code: CodeOf(err), Text: err.Error()})
-	if failed == nil && r.writing.TryLock() { // else a write to the client hangs
-		defer r.writing.Unlock()
-		r.client.Write(append([]byte{byte(wire.Control)}, message...)) // the client may be gone
+	r.over.Store(true)
+	for end := time.Now().Add(tellLimit); !r.writing.TryLock(); time.Sleep(tellLimit / 100) {
+		if time.Now().After(end) { // a write to the client hangs
+			return
+		}
+	}
+	defer r.writing.Unlock()
+	// An error of the write is that the client is gone.
+	wire.NewStream(r.client).Send(wire.Message{Type: wire.Result, Code: CodeOf(err), Text: err.Error()})
+}
+
+// tellLimit is the time for a message to the client that is being written, such as one of progress.
+const tellLimit = time.Second
+
+// Refuse sends a client a Result with an error in the place of a stream, and waits until it is read. The
+// caller closes the connection.
+func Refuse(client wire.Messages, code wire.Code, text string) {
+	wire.NewStream(client).Send(wire.Message{Type: wire.Result, Code: code, Text: text}) // as in tell
+	r := &relay{client: client, gone: make(chan struct{})}
+	go func() { defer close(r.gone); r.discard() }()
+	r.linger()
+}
+
+// linger waits for the end of the client. Unread data would be a reset of the connection, and the last
+// message could be lost.
+func (r *relay) linger() {
+	select {
+	case <-r.gone:
+	case <-time.After(lingerLimit):
 	}
 }
 
@@ -138,6 +161,9 @@ func (r *relay) tell(err error) {
 func (r *relay) write(message []byte) error {
 	r.writing.Lock()
 	defer r.writing.Unlock()
+	if r.over.Load() {
+		return errOver
+	}
 	return r.client.Write(message)
 }
 

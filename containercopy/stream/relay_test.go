@@ -161,6 +161,48 @@ func TestLimitsOfARelay(t *testing.T) {
 
 var errNoBuffers = errors.New("no buffer space available")
 
+// TestAReasonBehindAnotherMessage arrives, although a write to the client is in progress at the end.
+func TestAReasonBehindAnotherMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := start(t, Limits{})
+		go func() {
+			for e.worker.Send(wire.Message{Type: wire.Progress, Size: 4}) == nil {
+			}
+		}()
+		synctest.Wait() // the client reads nothing yet
+		e.cancel()
+		time.Sleep(tellLimit / 2)
+		e.wantFailure(t, wire.Aborted)
+		e.wantErr(t, "canceled")
+	})
+}
+
+// TestRefuse waits for the end of the client, which still sends, and not for ever.
+func TestRefuse(t *testing.T) {
+	for name, closes := range map[string]bool{"a client that closes": true, "a client that stays": false} {
+		synctest.Test(t, func(t *testing.T) {
+			client, ofClient := pipe.New()
+			began, s := time.Now(), wire.NewStream(client)
+			go func() {
+				s.Write([]byte("data"))
+				s.Write([]byte("data"))
+				var f *wire.Failure
+				if _, err := s.Await(wire.Result, nil); !errors.As(err, &f) || f.Code != wire.NotFound {
+					t.Errorf("%s: %v", name, err)
+				}
+				if closes {
+					client.Close()
+				}
+			}()
+			Refuse(ofClient, wire.NotFound, "gone")
+			if waited := time.Since(began); closes != (waited < lingerLimit) || waited > lingerLimit {
+				t.Errorf("%s: it waited for %s", name, waited)
+			}
+			ofClient.Close()
+		})
+	}
+}
+
 // deaf is a worker whose kernel refuses each packet.
 type deaf struct{ pipe.End }
 
@@ -219,7 +261,7 @@ func TestTheIdleLimit(t *testing.T) {
 		e.client.Write([]byte("data"))
 		began := time.Now()
 		e.wantErr(t, "no data for 1m0s")
-		if waited := time.Since(began) - linger; waited < time.Minute || waited > 70*time.Second {
+		if waited := time.Since(began) - lingerLimit; waited < time.Minute || waited > 70*time.Second {
 			t.Errorf("it waited for %s", waited)
 		}
 	})

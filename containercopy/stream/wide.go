@@ -38,7 +38,7 @@ func (w *Wide) NetConn() net.Conn { return w.Conn }
 // Read reads from the buffer, or fills it by one system call.
 func (w *Wide) Read(p []byte) (int, error) { return w.in.Read(p) }
 
-// Write writes p, or keeps it until Flush, after Hold.
+// Write writes p, or keeps it after hold, until flush.
 func (w *Wide) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -286,7 +286,8 @@ func (w *worker) receive(staging *place.Staging) (archive.Sum, archive.Counts, e
 		return archive.Sum{}, n, err
 	}
 	declared, err := end.Sum()
-	if err == nil && w.spec.SHA256 && w.spec.Declared == nil && declared.SHA256 == nil {
+	known := w.spec.Declared != nil && w.spec.Declared.SHA256 != nil
+	if err == nil && w.spec.SHA256 && !known && declared.SHA256 == nil {
 		err = fmt.Errorf("%w: the end of the stream has no SHA-256", wire.ErrProtocol)
 	}
 	if err == nil {

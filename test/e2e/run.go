@@ -70,7 +70,7 @@ func (r *run) all(ctx context.Context) (err error) {
 	say("starting the cluster")
 	up := false
 	defer func() {
-		if err != nil && (up || r.options.keep) { // without them, Up has removed the logs, with their ends in its error
+		if err != nil && (up || r.options.keep) { // Up removes the logs of a failed start: its error has their ends
 			err = errors.Join(err, r.logs(context.WithoutCancel(ctx)))
 		}
 		if !r.options.keep {

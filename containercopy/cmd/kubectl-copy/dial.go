@@ -110,8 +110,8 @@ func shake(config *rest.Config, req *http.Request) (*websocket.Conn, error) {
 	return h.conn, nil
 }
 
-// handshake is the transport of one request, a WebSocket handshake. The answer of a refused handshake
-// is no error.
+// handshake is the transport of one request, a WebSocket handshake. It returns the answer of a refused
+// handshake without an error.
 type handshake struct {
 	dialer websocket.Dialer
 	conn   *websocket.Conn // after a handshake
