@@ -2,7 +2,10 @@
 GO ?= ./hack/go
 # go.work is for editors.
 export GOWORK = off
+# One value for all commands: with two, Go would compile client-go twice. The race detector needs C.
+export CGO_ENABLED = 0
 RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
+RACE_TEST = $(if $(RACE),CGO_ENABLED=1)
 # Tests often wait for disks: one more package than cores keeps the cores busy.
 PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
@@ -12,7 +15,7 @@ MODULES = test/cluster sidecars/test test/e2e deploy/images $(COPY)
 # Container copy. The rest does not need the folder: hack/without-containercopy.
 COPY = $(patsubst %/go.mod,%,$(wildcard containercopy/go.mod containercopy/live/go.mod))
 # The flags of the suite's program, for all of its packages: with other flags Go would compile Kubernetes a second time, which takes minutes.
-SUITE = CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) -C test/e2e/tools/suite
+SUITE = GOFLAGS=-trimpath $(GO) -C test/e2e/tools/suite
 # go.work gives these modules the kit of this tree; their go.mod names a release.
 EXAMPLES = ./examples/attached/... ./examples/minimal/...
 # Packages that use client-go take minutes to compile, so they are vetted for their own platforms only.
@@ -32,7 +35,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-cluster-smoke test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -40,8 +43,8 @@ demo: ## build the driver, and create, mount, fill, share and delete volumes wit
 cluster-demo: ## start a Kubernetes cluster on this machine, install the driver, use it, and remove all of it; root, Debian
 	@$(GO) -C test/cluster run ./demo
 test: ## run all tests, with the race detector if there is a C compiler
-	$(GO) test -p $(PACKAGES) $(RACE) ./...
-	$(SIDECARS) test -p $(PACKAGES) $(RACE) ./...
+	$(RACE_TEST) $(GO) test -p $(PACKAGES) $(RACE) ./...
+	$(RACE_TEST) $(SIDECARS) test -p $(PACKAGES) $(RACE) ./...
 crash: ## kill the driver and cut the power at every crash point; make test runs a part of these
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
 crash-smb: ## interrupt calls on shares at every step (processes, connections, the server); make test runs a part of these
@@ -60,7 +63,7 @@ test-sidecars: ## run csi-sidecars with a real API server, and apply the manifes
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
 	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e '/outages$$' -e '/quotas$$'); $(GO) -C sidecars/test test -timeout 20m ./...
 test-copy: ## run the tests of container copy: containercopy/README.md
-	$(GO) -C containercopy test -p $(PACKAGES) $(RACE) ./...
+	$(RACE_TEST) $(GO) -C containercopy test -p $(PACKAGES) $(RACE) ./...
 copy-cluster: ## use container copy in a cluster on this machine, with each part restarted, removed and installed again; root, Debian
 	$(GO) -C containercopy/live test -count=1 ./...
 	@$(GO) -C containercopy/live run .
@@ -71,6 +74,9 @@ test-images: ## build the images for this machine and run their programs; root, 
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
+test-cluster-smoke: ## run a part of the failures of test-cluster; root, Debian
+	$(GO) -C test/cluster run ./build
+	$(GO) -C test/cluster test -count=1 -timeout 20m -run '^(TestDriverReplacedUnderPods|TestNodeRestarted|TestACloneIsCreatedOnTheNodeOfItsSource)$$' ./faults
 e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/contributing/e2e.md
 	set -e; $(GO) -C test/e2e test -count=1 ./...; $(SUITE) test ./definition
 	$(GO) -C test/e2e run . $(E2E)
@@ -87,7 +93,7 @@ test-guests: ## write more than the size of a directory, on a guest whose kernel
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./quotas
 windows-check: ## build bin/windows-check.exe, which tries the assumptions about Windows on a Windows machine: docs/contributing/windows.md
-	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(GO) test -c -o bin/windows-check.exe ./pkg/mounter
+	GOOS=windows GOARCH=amd64 $(GO) test -c -o bin/windows-check.exe ./pkg/mounter
 conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
@@ -133,19 +139,20 @@ modules:
 fuzz: ## run every fuzz target for a few seconds
 	./hack/fuzz $(GO)
 vet: ## go vet for every platform
-	set -e; for p in $(PLATFORMS); do echo "vet $$p"; export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; $(GO) vet ./...; done
-	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(SIDECARS) vet ./...; done
+	set -e; for p in $(PLATFORMS); do echo "vet $$p"; export GOOS=$${p%/*} GOARCH=$${p#*/}; $(GO) vet ./...; done
+	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} $(SIDECARS) vet ./...; done
 	set -e; for m in $(filter containercopy,$(COPY)); do for p in windows/amd64 darwin/arm64; do echo "vet $$m for $$p"; \
-	GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) -C $$m vet $$($(GO) -C $$m list ./... | grep -v -e apiserver -e images); done; done
-	set -e; for m in $(MODULES); do echo "vet $$m"; CGO_ENABLED=0 $(GO) -C $$m vet ./...; done
-	echo "vet the examples"; GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GO) vet $(EXAMPLES)
+	GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) -C $$m vet $$($(GO) -C $$m list ./... | grep -v -e apiserver -e images); done; done
+	set -e; for m in $(MODULES); do echo "vet $$m"; $(GO) -C $$m vet ./...; done
+	echo "vet the examples"; GOWORK=$(CURDIR)/go.work $(GO) vet $(EXAMPLES)
 	$(SUITE) vet ./...
 lint: ## gofmt, golangci-lint (.golangci.yml), and the prose linter for pages and comments (.vale.ini)
 	@failed=; out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; failed=gofmt; }; \
 	$(GOLANGCI) ./... || failed="$$failed ."; \
-	echo "lint for Windows"; GOOS=windows CGO_ENABLED=0 $(GOLANGCI) --disable=unused ./cmd/... ./internal/... ./pkg/... || failed="$$failed windows"; \
-	for m in sidecars $(MODULES) test/e2e/tools/suite; do echo "lint $$m"; (cd $$m && CGO_ENABLED=0 GOFLAGS=-trimpath $(GOLANGCI) ./...) || failed="$$failed $$m"; done; \
-	GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GOLANGCI) $(EXAMPLES) || failed="$$failed examples"; \
+	echo "lint for Windows"; GOOS=windows $(GOLANGCI) --disable=unused ./cmd/... ./internal/... ./pkg/... || failed="$$failed windows"; \
+	for m in sidecars $(MODULES); do echo "lint $$m"; (cd $$m && $(GOLANGCI) ./...) || failed="$$failed $$m"; done; \
+	echo "lint the suite"; (cd test/e2e/tools/suite && GOFLAGS=-trimpath $(GOLANGCI) ./...) || failed="$$failed suite"; \
+	GOWORK=$(CURDIR)/go.work $(GOLANGCI) $(EXAMPLES) || failed="$$failed examples"; \
 	$(GO) -C tools/plots run . -root ../.. -check || failed="$$failed plots"; \
 	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*.pb.go') || failed="$$failed prose"; \
 	test -z "$$failed" || { echo "lint: findings in $$failed"; exit 1; }
