@@ -43,3 +43,37 @@ func TestParseSpecs(t *testing.T) {
 		}
 	}
 }
+
+// FuzzParseSpec: an argument is an error of usage, a local path as it is, or a pod with valid names and an
+// absolute path, which has one form as an argument.
+func FuzzParseSpec(f *testing.F) {
+	for _, arg := range []string{"pod:/a", "ns/pod:/a:b", "./a:b", "c:/x", "-", "\x00", "a/b/c:/d", `\\server\share`} {
+		f.Add(arg, false)
+		f.Add(arg, true)
+	}
+	f.Fuzz(func(t *testing.T, arg string, windows bool) {
+		s, err := ParseSpec(arg, windows)
+		switch {
+		case err != nil:
+			if !errors.Is(err, ErrUsage) {
+				t.Errorf("%q: %v, want ErrUsage", arg, err)
+			}
+		case s.Local():
+			if s != (Spec{Path: arg}) {
+				t.Errorf("%q = %+v", arg, s)
+			}
+		default:
+			if !podForm.MatchString(s.Pod) || s.Namespace != "" && !namespaceForm.MatchString(s.Namespace) ||
+				!strings.HasPrefix(s.Path, "/") || strings.Contains(s.Path, "\x00") {
+				t.Errorf("%q = %+v", arg, s)
+			}
+			back := s.Pod + ":" + s.Path
+			if s.Namespace != "" {
+				back = s.Namespace + "/" + back
+			}
+			if back != arg {
+				t.Errorf("%q = %+v, which is %q", arg, s, back)
+			}
+		}
+	})
+}

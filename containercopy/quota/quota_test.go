@@ -110,3 +110,76 @@ func TestManyCallers(t *testing.T) {
 		t.Errorf("left: %+v, pods %v", got, s.pods)
 	}
 }
+
+// FuzzSlots: after any order of calls, no limit is exceeded, a copy is rejected only at a limit, and all
+// slots are free at the end.
+func FuzzSlots(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 1, 10, 20, 30})
+	f.Add([]byte{0, 1, 2, 0, 20, 21, 30, 31, 0})
+	f.Fuzz(func(t *testing.T, calls []byte) {
+		const perPod, perNode = 2, 4
+		type held struct {
+			slot  *Slot
+			pod   string
+			freed func() // of a stuck worker
+		}
+		s := New(perPod, perNode)
+		var all []*held // also those that are free
+		count := func() (copies, stuck int, pods map[string]int) {
+			pods = map[string]int{}
+			for _, h := range all {
+				switch {
+				case h.slot != nil:
+					copies++
+					pods[h.pod]++
+				case h.freed != nil:
+					stuck++
+				}
+			}
+			return copies, stuck, pods
+		}
+		for _, call := range calls {
+			copies, stuck, pods := count()
+			if call < 10 {
+				pod := string('a' + rune(call%3))
+				slot, err := s.Take(pod, "ns/"+pod)
+				if full := pods[pod] == perPod || copies+stuck == perNode; full != (err != nil) {
+					t.Fatalf("Take = %v with %d copies, %d stuck, pods %v", err, copies, stuck, pods)
+				}
+				if err == nil {
+					all = append(all, &held{slot: slot, pod: pod})
+				}
+				continue
+			}
+			if len(all) == 0 {
+				continue
+			}
+			h := all[int(call)%len(all)]
+			switch {
+			case h.slot != nil && call%2 == 0:
+				slot := h.slot
+				slot.Release()
+				slot.Release() // no effect
+				slot.Stuck()() // no effect
+				h.slot = nil
+			case h.slot != nil:
+				h.freed, h.slot = h.slot.Stuck(), nil
+			case h.freed != nil:
+				h.freed()
+				h.freed() // no effect
+				h.freed = nil
+			}
+		}
+		for _, h := range all {
+			switch {
+			case h.slot != nil:
+				h.slot.Release()
+			case h.freed != nil:
+				h.freed()
+			}
+		}
+		if got := s.State(); got.Copies != 0 || got.Stuck != 0 || len(s.pods) != 0 {
+			t.Errorf("at the end: %+v, %v", got, s.pods)
+		}
+	})
+}

@@ -213,6 +213,40 @@ func TestInvalidMessages(t *testing.T) {
 	}
 }
 
+// TestMessagesOfV1alpha1: programs of different versions exchange these messages, so they do not change.
+// A field that this version does not know is skipped; a type that it does not know is an error.
+func TestMessagesOfV1alpha1(t *testing.T) {
+	for text, message := range map[string]Message{
+		`{"type":"progress","size":7}`:                                 {Type: Progress, Size: 7},
+		`{"type":"sum","size":7,"entries":2,"crc32c":4294967295}`:      {Type: Sum, Size: 7, Entries: 2, CRC32C: 1<<32 - 1},
+		`{"type":"start"}`:                                             {Type: Start},
+		`{"type":"end","size":7,"entries":2,"crc32c":3,"sha256":"0f"}`: {Type: End, Size: 7, Entries: 2, CRC32C: 3, SHA256: "0f"},
+		`{"type":"ack"}`:                                               {Type: Ack},
+		`{"type":"result","path":"/a","merged":true}`:                  {Type: Result, Path: "/a", Merged: true},
+		`{"type":"result","code":"ABORTED","text":"by a test"}`:        {Type: Result, Code: Aborted, Text: "by a test"},
+	} {
+		q := new(queue)
+		if err := NewStream(q).Send(message); err != nil || string(q.messages[0]) != "\x01"+text {
+			t.Errorf("%+v is sent as %q, %v", message, q.messages, err)
+		}
+		later := []byte("\x01" + strings.TrimSuffix(text, "}") + `,"later":{"x":[1]}}`)
+		for _, m := range [][]byte{[]byte("\x01" + text), later} {
+			r, err := NewStream(&queue{messages: [][]byte{m}}).Receive()
+			if err != nil || r.Kind != Control || r.Message != message {
+				t.Errorf("%q is received as %+v, %v", m, r, err)
+			}
+		}
+	}
+	q := new(queue)
+	if err := NewStream(q).Warn(Note{"/a", "b"}); err != nil || string(q.messages[0]) != "\x02"+`{"path":"/a","reason":"b"}` {
+		t.Errorf("a warning is sent as %q, %v", q.messages, err)
+	}
+	unknown := &queue{messages: [][]byte{[]byte("\x01" + `{"type":"later"}`)}}
+	if _, err := NewStream(unknown).Await(Result, nil); !errors.Is(err, ErrProtocol) {
+		t.Errorf("an unknown type: %v", err)
+	}
+}
+
 // FuzzReceive: no message makes a receiver panic, or is taken for the end of a stream that has none.
 func FuzzReceive(f *testing.F) {
 	f.Add([]byte("\x00data"), []byte("\x01"+`{"type":"end","size":4}`))

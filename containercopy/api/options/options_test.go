@@ -61,3 +61,31 @@ func TestURLPath(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// FuzzParse: a query is an error, or options whose query gives the same options.
+func FuzzParse(f *testing.F) {
+	f.Add("path=/a&container=c&sha256=true")
+	f.Add("path=/a&size=1&checksum=4294967295&overwrite=tree&preserveMode=1&sha256AtEnd=true")
+	f.Add("size=-1&checksum=1&sha256=00")
+	f.Fuzz(func(t *testing.T, query string) {
+		v, err := url.ParseQuery(query)
+		if err != nil {
+			return
+		}
+		var from, from2 PodCopyFromOptions
+		if from.Parse(v) == nil {
+			if err := from2.Parse(from.Values()); err != nil || from2 != from {
+				t.Errorf("%q = %+v, then %+v, %v", query, from, from2, err)
+			}
+		}
+		var to, to2 PodCopyToOptions
+		if to.Parse(v) == nil {
+			if err := to2.Parse(to.Values()); err != nil || !reflect.DeepEqual(to2, to) {
+				t.Errorf("%q = %+v, then %+v, %v", query, to, to2, err)
+			}
+			if to.Size != nil && *to.Size < 0 || (to.Size == nil) != (to.Checksum == nil) {
+				t.Errorf("%q = %+v", query, to)
+			}
+		}
+	})
+}
