@@ -345,6 +345,25 @@ func TestACopyFromAContainer(t *testing.T) {
 	s.wantEvent(t, "copy-1")
 }
 
+// TestStaticPods: the kubelet labels their containers with the UID of the static pod, which the mirror at
+// kube-apiserver has in an annotation.
+func TestStaticPods(t *testing.T) {
+	s := newScene(t)
+	mirror := pod("ns", "static", "node-1", nil)
+	mirror.Annotations[core.MirrorPodAnnotationKey] = "0f0f"
+	if _, err := s.client.CoreV1().Pods("ns").Create(t.Context(), mirror, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	o := options.PodCopyFromOptions{Path: "/a"}
+	stream, answer, _ := s.dial(t, "exec-me", fromPath("ns", "static"), o.Values())
+	if stream == nil {
+		t.Fatalf("%+v", answer)
+	}
+	if req := s.agent.calls[0].(*v1alpha1.CopyFromContainerRequest); req.Pod.Uid != "0f0f" {
+		t.Errorf("the call: %v", req)
+	}
+}
+
 // wantEvent awaits an audit event with the ID of a copy.
 func (s *scene) wantEvent(t *testing.T, id string) {
 	t.Helper()

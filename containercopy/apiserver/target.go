@@ -47,12 +47,22 @@ func (c *Copies) locate(ctx context.Context, namespace, name, container string) 
 	for _, s := range slices.Concat(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses,
 		pod.Status.EphemeralContainerStatuses) {
 		if _, id, ok := strings.Cut(s.ContainerID, "://"); ok && s.Name == container && s.State.Running != nil {
-			return target{pod.Spec.NodeName, id, &v1alpha1.Pod{Namespace: namespace, Name: name,
-				Uid: string(pod.UID)}}, nil
+			return target{pod.Spec.NodeName, id, &v1alpha1.Pod{Namespace: namespace, Name: name, Uid: uid(pod)}}, nil
 		}
 	}
 	return target{}, apierrors.NewConflict(pods, name,
 		fmt.Errorf("container %s is not running", container))
+}
+
+// uid returns the UID of a pod at its kubelet, which the labels of its containers have. The mirror of a
+// static pod has it in an annotation
+// (https://kubernetes.io/docs/reference/labels-annotations-taints/#kubernetes-io-config-mirror). An
+// annotation of a user gives access to no other pod: the agent compares namespace and name, too.
+func uid(pod *core.Pod) string {
+	if uid := pod.Annotations[core.MirrorPodAnnotationKey]; uid != "" {
+		return uid
+	}
+	return string(pod.UID)
 }
 
 // containers returns the names of the containers of a pod.
