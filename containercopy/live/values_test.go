@@ -124,6 +124,7 @@ func TestRejectedValues(t *testing.T) {
 		"no runtimes":                         {"agent.nativeRuntimes=null", "missing property"},
 		"a size without a number":             {"agent.containerCopySizeLimit=x", "/agent/containerCopySizeLimit"},
 		"a flag without dashes":               {"apiserver.extraArgs={v=2}", "/apiserver/extraArgs"},
+		"an unknown field of SELinux":         {"agent.seLinuxOptions.kind=x", "additional properties 'kind' not allowed"},
 		"an update of no node":                {"agent.maxUnavailable=0", "/agent/maxUnavailable"},
 		"an issuer for another source":        {"certificates.issuerRef.name=x", "certificates.issuerRef requires source: cert-manager"},
 		"a bundle for another source":         {"certificates.caBundle=x", "certificates.caBundle requires source: secrets"},
@@ -144,7 +145,7 @@ func TestRejectedValues(t *testing.T) {
 // others are other values for values that have no obvious one.
 var others = map[string]string{
 	"fullnameOverride": `"other"`, "images.pullPolicy": `"Never"`, "certificates.source": `"cert-manager"`,
-	"agent.criSocket": `"/run/crio/crio.sock"`, "agent.maxUnavailable": `3`, "agent.resources.requests.cpu": `"1"`,
+	"agent.criSocket": `"/run/crio/crio.sock"`, "agent.maxUnavailable": `3`, "agent.seLinuxOptions": `{"type": "spc_t"}`, "agent.resources.requests.cpu": `"1"`,
 }
 
 // TestEveryValue changes each value in turn, and expects other objects.
