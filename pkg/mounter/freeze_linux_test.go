@@ -926,8 +926,9 @@ var buildFreezer = sync.OnceValues(func() (string, error) {
 	}
 	freezerDir = dir
 	bin := filepath.Join(dir, "freezer")
-	if out, err := exec.Command("go", "test", "-c", "-tags", "crashpoints", "-o", bin,
-		".").CombinedOutput(); err != nil {
+	cmd := exec.Command("go", "test", "-c", "-tags", "crashpoints", "-o", bin, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as in an image
+	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go test -c: %w: %s", err, out)
 	}
 	return bin, nil

@@ -27,7 +27,7 @@ func (b *bench) dirtyCopy(fsType string) Mount {
 	runTool(b.t, "cp", filepath.Join(b.storage, "disk"), copied)
 	b.unmount(staging)
 	dirty := b.attachDisk("dirty", fsType, diskSize)
-	runTool(b.t, "dd", "if="+copied, "of="+dirty.Source, "bs=1M", "conv=fsync", "status=none")
+	runTool(b.t, "dd", "if="+copied, "of="+dirty.Source, "bs=1M", "conv=fsync,sparse", "status=none")
 	return dirty
 }
 
