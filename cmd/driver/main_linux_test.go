@@ -51,7 +51,9 @@ var buildOnce = sync.OnceValues(func() (out []byte, err error) {
 	if binDir, err = os.MkdirTemp("", "bin"); err != nil {
 		return nil, err
 	}
-	return exec.Command("go", "build", "-o", filepath.Join(binDir, "driver"), ".").CombinedOutput()
+	cmd := exec.Command("go", "build", "-o", filepath.Join(binDir, "driver"), ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as in an image
+	return cmd.CombinedOutput()
 })
 
 // process is a driver process, as an operator starts it.

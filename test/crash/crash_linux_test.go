@@ -55,8 +55,9 @@ func build(t *testing.T, command string) string {
 		namespace.Skip(t, noNamespace)
 	}
 	bin := filepath.Join(t.TempDir(), filepath.Base(command))
-	out, err := exec.Command("go", "build", "-tags", "crashpoints", "-o", bin,
-		"github.com/causeway-csi/causeway/"+command).CombinedOutput()
+	cmd := exec.Command("go", "build", "-tags", "crashpoints", "-o", bin, "github.com/causeway-csi/causeway/"+command)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as in an image
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}

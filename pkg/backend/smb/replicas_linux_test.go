@@ -330,14 +330,14 @@ func (w *world) holds(want string, path ...string) {
 	}
 }
 
-// TestAProcessIsKilledAtEachStep: before each operation on the server in turn, the process dies.
+// TestAProcessIsKilledAtSteps: before an operation on the server, the process dies.
 // The next process finishes the call, and nothing is left when everything is deleted.
-func TestAProcessIsKilledAtEachStep(t *testing.T) {
+func TestAProcessIsKilledAtSteps(t *testing.T) {
 	server := smbtest.Serve(t)
 	for name, row := range interrupted {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for step := 0; ; step++ {
+			for step := 0; ; step += stride(3) {
 				if interrupt(t, server, step, row.prepare, row.call, row.check, killed) {
 					if step < 8 {
 						t.Errorf("the call has %d steps", step)
@@ -357,7 +357,7 @@ func TestAProcessIsStoppedAtSteps(t *testing.T) {
 	for name, row := range interrupted {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for step := 0; ; step += stride(4) {
+			for step := 0; ; step += stride(10) {
 				if interrupt(t, server, step, row.prepare, row.call, row.check, stopped) {
 					return
 				}
@@ -464,7 +464,7 @@ func TestTheServerIsKilledAtSteps(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := smbtest.Serve(t)
-			for step, done := 0, false; !done; step += stride(7) {
+			for step, done := 0, false; !done; step += stride(15) {
 				w := newWorld(t, server, smbtest.Share)
 				w.life = testLife
 				var id string

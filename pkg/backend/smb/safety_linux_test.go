@@ -24,7 +24,7 @@ func TestAProcessIsStoppedWithItsClocks(t *testing.T) {
 	for name, row := range interrupted {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for step := 1; ; step += stride(4) {
+			for step := 1; ; step += stride(10) {
 				if interrupt(t, server, step, row.prepare, row.call, row.check, stoppedWithClocks) {
 					return
 				}
@@ -40,7 +40,7 @@ func TestAProcessIsStoppedWithItsClocks(t *testing.T) {
 // first request. The steps are those of the call and of the task that empties the trash.
 func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 	server := smbtest.Serve(t)
-	for step, done := 0, false; !done; step += stride(2) {
+	for step, done := 0, false; !done; step += stride(5) {
 		w := newWorld(t, server, smbtest.Share)
 		w.life = testLife
 		second := w.open()
@@ -268,7 +268,7 @@ func TestACopyWithoutItsSourceLeavesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for step := 0; ; step += stride(5) {
+			for step := 0; ; step += stride(10) {
 				w := newWorld(t, server, smbtest.Share)
 				w.life = testLife
 				second := w.open()
