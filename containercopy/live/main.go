@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
+	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/local"
@@ -57,9 +59,12 @@ func run(ctx context.Context, keep, bench bool) (err error) {
 	if err != nil {
 		return err
 	}
-	p := play{ctx: ctx, kubectl: k, cluster: c, dir: dir}
+	p := play{ctx: ctx, kubectl: k, cluster: c, dir: dir, plugin: filepath.Join(dir, "plugin-dev")}
 	say("Container copy: its images, its chart, and the plugin of kubectl")
-	if err := p.build(); err != nil {
+	if err := p.build("dev"); err != nil {
+		return err
+	}
+	if p.helm, err = chart.Programs(ctx, os.Stdout); err != nil {
 		return err
 	}
 	if bench {
@@ -75,7 +80,10 @@ func run(ctx context.Context, keep, bench bool) (err error) {
 	if err := install.Driver(ctx, c, k, os.Stdout); err != nil {
 		return err
 	}
-	return p.all()
+	if err := p.all(); err != nil || keep {
+		return err
+	}
+	return p.planeEnds()
 }
 
 func say(format string, args ...any) { fmt.Printf("\n== "+format+"\n", args...) }

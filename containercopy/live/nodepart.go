@@ -78,7 +78,7 @@ func (p play) get(into any, args ...string) error {
 
 // bringPart brings the program and the certificate of the API server to a node.
 func (p play) bringPart(n local.Node) error {
-	if err := p.goes("build", "-trimpath", "-o", p.path("nodepart"), "./internal/nodepart"); err != nil {
+	if err := p.goes(nil, "build", "-trimpath", "-o", p.path("nodepart"), "./internal/nodepart"); err != nil {
 		return err
 	}
 	program, err := os.ReadFile(p.path("nodepart"))

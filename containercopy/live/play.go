@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,13 +34,14 @@ type play struct {
 	ctx     context.Context
 	kubectl kubectl.Kubectl
 	cluster *local.Cluster
-	dir     string // of files, and of the plugin
+	dir     string // of files
+	plugin  string // directory of its program
 	helm    string // directory of its program
 }
 
 // all runs all steps, up to the first failure.
 func (p play) all() error {
-	for _, step := range []func() error{p.pods, p.files, p.streams, p.users, p.labels, p.limits, p.restarts, p.kills,
+	for _, step := range []func() error{p.pods, p.files, p.streams, p.users, p.labels, p.limits, p.upgrade, p.kills,
 		p.deletion, p.off} {
 		if err := step(); err != nil {
 			return err
@@ -51,13 +53,14 @@ func (p play) all() error {
 // folder returns the path of the folder of container copy.
 func folder() string { return filepath.Join(chart.Sources(), "containercopy") }
 
-// build builds the images and the plugin, and gives the images to the nodes.
-func (p *play) build() error {
-	images := filepath.Join(p.dir, "images")
-	if err := p.goes("run", "./images", "--out="+images, "--version=dev"); err != nil {
+// build builds a version of the images and of the plugin, and gives the images to the nodes. env is added
+// to the environment of the go command.
+func (p play) build(version string, env ...string) error {
+	images := p.path("images-" + version)
+	if err := p.goes(env, "run", "./images", "--out="+images, "--version="+version); err != nil {
 		return err
 	}
-	if err := p.goes("build", "-trimpath", "-o", filepath.Join(p.dir, "kubectl-copy"),
+	if err := p.goes(env, "build", "-trimpath", "-o", p.path("plugin-"+version+"/kubectl-copy"),
 		"./cmd/kubectl-copy"); err != nil {
 		return err
 	}
@@ -65,18 +68,14 @@ func (p *play) build() error {
 	if err != nil {
 		return err
 	}
-	if err := p.cluster.Load(p.ctx, tars...); err != nil {
-		return err
-	}
-	p.helm, err = chart.Programs(p.ctx, os.Stdout)
-	return err
+	return p.cluster.Load(p.ctx, tars...)
 }
 
-// goes runs the command go in the folder of container copy.
-func (p play) goes(args ...string) error {
+// goes runs the command go in the folder of container copy, with additional environment variables.
+func (p play) goes(env []string, args ...string) error {
 	cmd := exec.CommandContext(p.ctx, "go", args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = folder(), os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
+	cmd.Env = slices.Concat(os.Environ(), []string{"GOWORK=off", "CGO_ENABLED=0"}, env)
 	return cmd.Run()
 }
 
@@ -107,7 +106,7 @@ func (p play) command(args ...string) *exec.Cmd {
 	cmd := p.kubectl.Command(p.ctx, append([]string{"copy"}, args...)...)
 	for i, v := range cmd.Env {
 		if strings.HasPrefix(v, "PATH=") {
-			cmd.Env[i] = "PATH=" + p.dir + ":" + strings.TrimPrefix(v, "PATH=")
+			cmd.Env[i] = "PATH=" + p.plugin + ":" + strings.TrimPrefix(v, "PATH=")
 		}
 	}
 	return cmd

@@ -252,38 +252,6 @@ func (p play) clean(at, name string) error {
 	}
 }
 
-// restarts restarts each part while a copy is in progress.
-func (p play) restarts() error {
-	say("The API servers are replaced: the copy in progress ends well")
-	h, err := p.hold("-", "bare:/scratch/drained")
-	if err != nil {
-		return err
-	}
-	if err := p.show("-n", namespace, "rollout", "restart", "deployment"); err != nil {
-		return err
-	}
-	if err := p.show("-n", namespace, "rollout", "status", "deployment", "--timeout=60s"); err != nil {
-		return err
-	}
-	if err := h.end(0, ""); err != nil {
-		return err
-	}
-	say("The agents are replaced: the copy in progress fails, and nothing of it is left")
-	if h, err = p.hold("-", "bare:/directory/lost"); err != nil {
-		return err
-	}
-	if err := p.show("-n", namespace, "rollout", "restart", "daemonset"); err != nil {
-		return err
-	}
-	if err := h.await(1, "the agent of the node ends"); err != nil {
-		return err
-	}
-	if err := p.show("-n", namespace, "rollout", "status", "daemonset", "--timeout=120s"); err != nil {
-		return err
-	}
-	return until(func() error { return p.clean("bare:/directory", "lost") })
-}
-
 // kills ends each process of a copy by SIGKILL. The copy fails, and nothing is at its destination. A
 // worker has no time to remove its unfinished copy.
 func (p play) kills() error {

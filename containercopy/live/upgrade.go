@@ -1,0 +1,227 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// next is the tag of the next version of container copy. There is no release yet, so this one is made
+// of these sources: each of its messages has a field that this version does not know.
+const next = "next"
+
+// The field is added after the statement that encodes a message. It is long, so that the compiler keeps
+// it in one piece, in which buildNext finds it.
+const (
+	encoding = "text, err := json.Marshal(v)\n"
+	later    = `,"later":"a field of the next version of the messages, which this version does not know"}`
+	adding   = "text = append(text[:len(text)-1], `" + later + "`...)\n"
+)
+
+// buildNext builds the next version.
+func (p play) buildNext() error {
+	source := filepath.Join(folder(), "wire", "wire.go")
+	code, err := os.ReadFile(source)
+	if err != nil {
+		return err
+	}
+	if bytes.Count(code, []byte(encoding)) != 1 {
+		return fmt.Errorf("%s does not have %q once", source, encoding)
+	}
+	edited := p.path("wire.go")
+	if err := os.WriteFile(edited, bytes.Replace(code, []byte(encoding), []byte(encoding+adding), 1), 0o644); err != nil {
+		return err
+	}
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {source: edited}})
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(p.path("overlay.json"), overlay, 0o644); err != nil {
+		return err
+	}
+	if err := p.build(next, "GOFLAGS=-buildvcs=false -overlay="+p.path("overlay.json")); err != nil {
+		return err
+	}
+	program, err := os.ReadFile(p.path("plugin-" + next + "/kubectl-copy"))
+	if err == nil && !bytes.Contains(program, []byte(later)) {
+		err = errors.New("the next version of the plugin is this one")
+	}
+	return err
+}
+
+// roll replaces the API servers or the agents by those of a version.
+func (p play) roll(object, container, version string) error {
+	if err := p.show("-n", namespace, "set", "image", object,
+		container+"=ghcr.io/causeway-csi/copy-"+container+":"+version); err != nil {
+		return err
+	}
+	return p.show("-n", namespace, "rollout", "status", object, "--timeout=120s")
+}
+
+const (
+	servers = "deployment/" + fullname + "-apiserver"
+	agents  = "daemonset/" + fullname + "-agent"
+)
+
+// upgrade replaces the API servers and then the agents by those of the next version while copies are in
+// progress, and the API servers again by those of this version. The plugins of both versions copy with
+// each combination.
+func (p play) upgrade() error {
+	say("The next version of all programs")
+	if err := p.buildNext(); err != nil {
+		return err
+	}
+	say("The API servers are upgraded: the copy in progress ends well")
+	h, err := p.hold("-", "bare:/scratch/drained")
+	if err != nil {
+		return err
+	}
+	if err := p.roll(servers, "apiserver", next); err != nil {
+		return err
+	}
+	if err := h.end(0, ""); err != nil {
+		return err
+	}
+	if err := p.bothPlugins("newer-servers"); err != nil {
+		return err
+	}
+	say("The agents are upgraded: the copy in progress fails, and nothing of it is left")
+	if h, err = p.hold("-", "bare:/directory/lost"); err != nil {
+		return err
+	}
+	if err := p.show("-n", namespace, "set", "image", agents, "agent=ghcr.io/causeway-csi/copy-agent:"+next); err != nil {
+		return err
+	}
+	if err := h.await(1, "the agent of the node ends"); err != nil {
+		return err
+	}
+	if err := p.roll(agents, "agent", next); err != nil {
+		return err
+	}
+	if err := until(func() error { return p.clean("bare:/directory", "lost") }); err != nil {
+		return err
+	}
+	if err := p.bothPlugins("newer-both"); err != nil {
+		return err
+	}
+	say("The API servers are rolled back")
+	if err := p.roll(servers, "apiserver", "dev"); err != nil {
+		return err
+	}
+	if err := p.bothPlugins("newer-agents"); err != nil {
+		return err
+	}
+	say("The agents are rolled back")
+	if err := p.roll(agents, "agent", "dev"); err != nil {
+		return err
+	}
+	return p.bothPlugins("rolled-back")
+}
+
+// bothPlugins copies a directory to a container and back, with the plugin of each version.
+func (p play) bothPlugins(name string) error {
+	for _, version := range []string{"dev", next} {
+		q := p
+		q.plugin = p.path("plugin-" + version)
+		there, back := "bare:/scratch/"+name+"-"+version, name+"-"+version
+		if err := until(func() error { // an agent may not be ready yet
+			return q.copy(0, "", "--checksum=sha256", "--overwrite=tree", p.path("tree"), there)
+		}); err != nil {
+			return err
+		}
+		if err := q.copy(0, "", "--checksum=sha256", there, p.path(back)); err != nil {
+			return err
+		}
+		if err := p.same("tree", back); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// planeEnds ends kube-apiserver by SIGKILL, and with it the control plane: the copy in progress fails,
+// and its node removes what is unfinished. It is the last step in a cluster.
+func (p play) planeEnds() error {
+	say("SIGKILL for kube-apiserver: the copy in progress fails, and nothing of it is left")
+	uid, err := p.kubectl.Run(p.ctx, "get", "pod", "user", "-o", "jsonpath={.metadata.uid}")
+	if err != nil {
+		return err
+	}
+	h, err := p.hold("-", "user:/scratch/plane")
+	if err != nil {
+		return err
+	}
+	defer h.kill() // it has ended, but after an error
+	left, err := p.unfinished(uid)
+	if err != nil {
+		return err
+	}
+	if left == "" { // the look after the end would say nothing
+		return errors.New("the copy in progress has no files")
+	}
+	server, err := p.kubeAPIServer()
+	if err != nil {
+		return err
+	}
+	if err := server.Kill(); err != nil {
+		return err
+	}
+	if err := h.await(1, ""); err != nil {
+		return err
+	}
+	return until(func() error {
+		left, err := p.unfinished(uid)
+		if err == nil && left != "" {
+			err = fmt.Errorf("left:\n%s", left)
+		}
+		return err
+	})
+}
+
+// unfinished returns the files of a copy to the directory scratch of a pod, on its node.
+func (p play) unfinished(uid string) (string, error) {
+	nodes, err := p.cluster.Nodes()
+	if err != nil {
+		return "", err
+	}
+	for _, n := range nodes {
+		dir := "/var/lib/kubelet/pods/" + strings.TrimSpace(uid) + "/volumes/kubernetes.io~empty-dir/scratch"
+		if _, err := n.Run(p.ctx, "test", "-d", dir); err == nil {
+			return n.Run(p.ctx, "find", dir, "(", "-name", "plane", "-o", "-name", ".kcopy-*", ")")
+		}
+	}
+	return "", fmt.Errorf("no node has the pod %s", uid)
+}
+
+// kubeAPIServer returns the process of kube-apiserver of the cluster: several clusters may be on this
+// machine.
+func (p play) kubeAPIServer() (*os.Process, error) {
+	server, err := p.kubectl.Run(p.ctx, "config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
+	if err != nil {
+		return nil, err
+	}
+	host, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(server), "https://"), ":")
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range lines {
+		args, _ := os.ReadFile(path) // an error is that it has ended
+		program, _, _ := bytes.Cut(args, []byte{0})
+		if filepath.Base(string(program)) != "kube-apiserver" ||
+			!bytes.Contains(args, []byte("\x00--bind-address="+host+"\x00")) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil {
+			return nil, err
+		}
+		return os.FindProcess(pid)
+	}
+	return nil, fmt.Errorf("no kube-apiserver has the address %s", host)
+}
