@@ -154,7 +154,7 @@ lint: ## gofmt, golangci-lint (.golangci.yml), and the prose linter for pages an
 	echo "lint the suite"; (cd test/e2e/tools/suite && GOFLAGS=-trimpath $(GOLANGCI) ./...) || failed="$$failed suite"; \
 	GOWORK=$(CURDIR)/go.work $(GOLANGCI) $(EXAMPLES) || failed="$$failed examples"; \
 	$(GO) -C tools/plots run . -root ../.. -check || failed="$$failed plots"; \
-	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*.pb.go') || failed="$$failed prose"; \
+	$$(CGO_ENABLED=1 $(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*.pb.go') || failed="$$failed prose"; \
 	test -z "$$failed" || { echo "lint: findings in $$failed"; exit 1; }
 plots: ## draw the plots of the pages from the tables of the pages: docs/reference/plots
 	$(GO) -C tools/plots run . -root ../..

@@ -34,7 +34,8 @@ func (p play) buildNext() error {
 		return fmt.Errorf("%s does not have %q once", source, encoding)
 	}
 	edited := p.path("wire.go")
-	if err := os.WriteFile(edited, bytes.Replace(code, []byte(encoding), []byte(encoding+adding), 1), 0o644); err != nil {
+	code = bytes.Replace(code, []byte(encoding), []byte(encoding+adding), 1)
+	if err := os.WriteFile(edited, code, 0o644); err != nil {
 		return err
 	}
 	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {source: edited}})
@@ -94,7 +95,8 @@ func (p play) upgrade() error {
 	if h, err = p.hold("-", "bare:/directory/lost"); err != nil {
 		return err
 	}
-	if err := p.show("-n", namespace, "set", "image", agents, "agent=ghcr.io/causeway-csi/copy-agent:"+next); err != nil {
+	if err := p.show("-n", namespace, "set", "image", agents,
+		"agent=ghcr.io/causeway-csi/copy-agent:"+next); err != nil {
 		return err
 	}
 	if err := h.await(1, "the agent of the node ends"); err != nil {
@@ -145,7 +147,7 @@ func (p play) bothPlugins(name string) error {
 }
 
 // planeEnds ends kube-apiserver by SIGKILL, and with it the control plane: the copy in progress fails,
-// and its node removes what is unfinished. It is the last step in a cluster.
+// and its node removes the unfinished files. It is the last step in a cluster.
 func (p play) planeEnds() error {
 	say("SIGKILL for kube-apiserver: the copy in progress fails, and nothing of it is left")
 	uid, err := p.kubectl.Run(p.ctx, "get", "pod", "user", "-o", "jsonpath={.metadata.uid}")

@@ -129,7 +129,8 @@ func BuildDriver(ctx context.Context, dir string) (string, error) {
 	bin := filepath.Join(dir, "driver")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin,
 		"github.com/causeway-csi/causeway/cmd/driver")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir)        // as in an image; for the remains of an interrupted build
+	// As in an image; the directory gets the remains of an interrupted build.
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir)
 	build.Cancel = func() error { return build.Process.Signal(os.Interrupt) } // it then ends its compilers, too
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
