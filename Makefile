@@ -32,10 +32,12 @@ LDFLAGS = -s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/s
 VERSION = dev
 IMAGES = linux/amd64,linux/arm64,windows/amd64
 IMAGE_FLAGS =
+# The time of each fuzz target.
+FUZZTIME = 5s
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-cluster-smoke test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -64,7 +66,7 @@ test-sidecars: ## run csi-sidecars with a real API server, and apply the manifes
 	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e '/outages$$' -e '/quotas$$'); $(GO) -C sidecars/test test -timeout 20m ./...
 test-copy: ## run the tests of container copy: containercopy/README.md
 	$(RACE_TEST) $(GO) -C containercopy test -timeout 30m -p $(PACKAGES) $(RACE) ./...
-copy-cluster: ## use container copy in a cluster on this machine, with each part restarted, removed and installed again; root, Debian
+copy-cluster: ## use container copy in a cluster on this machine, with each part upgraded, rolled back, killed, removed and installed again; root, Debian
 	$(GO) -C containercopy/live test -count=1 ./...
 	@$(GO) -C containercopy/live run .
 bench-copy: ## compare kubectl copy with kubectl cp in a cluster on this machine; root, Debian
@@ -74,9 +76,6 @@ test-images: ## build the images for this machine and run their programs; root, 
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
-test-cluster-smoke: ## run a part of the failures of test-cluster; root, Debian
-	$(GO) -C test/cluster run ./build
-	$(GO) -C test/cluster test -count=1 -timeout 20m -run '^(TestDriverReplacedUnderPods|TestNodeRestarted|TestACloneIsCreatedOnTheNodeOfItsSource)$$' ./faults
 e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/contributing/e2e.md
 	set -e; $(GO) -C test/e2e test -count=1 ./...; $(SUITE) test ./definition
 	$(GO) -C test/e2e run . $(E2E)
@@ -137,7 +136,7 @@ chart: ## render the files that come from the chart: deploy/linux, deploy/window
 modules:
 	@echo $(MODULES)
 fuzz: ## run every fuzz target for a few seconds
-	./hack/fuzz $(GO)
+	./hack/fuzz $(GO) $(FUZZTIME)
 vet: ## go vet for every platform
 	set -e; for p in $(PLATFORMS); do echo "vet $$p"; export GOOS=$${p%/*} GOARCH=$${p#*/}; $(GO) vet ./...; done
 	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} $(SIDECARS) vet ./...; done

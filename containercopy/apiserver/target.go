@@ -57,7 +57,8 @@ func (c *Copies) locate(ctx context.Context, namespace, name, container string) 
 // uid returns the UID of a pod at its kubelet, which the labels of its containers have. The mirror of a
 // static pod has it in an annotation
 // (https://kubernetes.io/docs/reference/labels-annotations-taints/#kubernetes-io-config-mirror). An
-// annotation of a user gives access to no other pod: the agent compares namespace and name, too.
+// annotation of a user gives access to no other pod, and takes none of its slots: the agent also compares
+// namespace and name.
 func uid(pod *core.Pod) string {
 	if uid := pod.Annotations[core.MirrorPodAnnotationKey]; uid != "" {
 		return uid

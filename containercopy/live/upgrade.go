@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // next is the tag of the next version of container copy. There is no release yet, so this one is made
@@ -61,7 +62,38 @@ func (p play) roll(object, container, version string) error {
 		container+"=ghcr.io/causeway-csi/copy-"+container+":"+version); err != nil {
 		return err
 	}
-	return p.show("-n", namespace, "rollout", "status", object, "--timeout=120s")
+	if err := p.show("-n", namespace, "rollout", "status", object, "--timeout=120s"); err != nil {
+		return err
+	}
+	return until(func() error { return p.run(container, version) })
+}
+
+// run returns an error unless all processes of a program on the nodes have a version, and the workers
+// beside the agents.
+func (p play) run(program, version string) error {
+	nodes, err := p.cluster.Nodes()
+	if err != nil {
+		return err
+	}
+	find := `for p in $(pgrep -x ` + program + `); do
+		for f in /proc/$p/exe $(ls /proc/$p/root/worker/worker 2>/dev/null); do
+			if grep -qaF '` + later + `' $f; then echo ` + next + `; else echo dev; fi
+		done
+	done`
+	seen := map[string]int{}
+	for _, n := range nodes {
+		out, err := n.Run(p.ctx, "sh", "-c", find)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		for _, v := range strings.Fields(out) {
+			seen[v]++
+		}
+	}
+	if len(seen) != 1 || seen[version] < 2 {
+		return fmt.Errorf("the programs %s have the versions %v, want %s", program, seen, version)
+	}
+	return nil
 }
 
 const (
@@ -70,8 +102,8 @@ const (
 )
 
 // upgrade replaces the API servers and then the agents by those of the next version while copies are in
-// progress, and the API servers again by those of this version. The plugins of both versions copy with
-// each combination.
+// progress, and rolls them back in the same order. The plugins of both versions copy with each
+// combination.
 func (p play) upgrade() error {
 	say("The next version of all programs")
 	if err := p.buildNext(); err != nil {
@@ -82,6 +114,7 @@ func (p play) upgrade() error {
 	if err != nil {
 		return err
 	}
+	defer h.kill() // it has ended, but after an error
 	if err := p.roll(servers, "apiserver", next); err != nil {
 		return err
 	}
@@ -95,6 +128,7 @@ func (p play) upgrade() error {
 	if h, err = p.hold("-", "bare:/directory/lost"); err != nil {
 		return err
 	}
+	defer h.kill()
 	if err := p.show("-n", namespace, "set", "image", agents,
 		"agent=ghcr.io/causeway-csi/copy-agent:"+next); err != nil {
 		return err
@@ -131,9 +165,7 @@ func (p play) bothPlugins(name string) error {
 		q := p
 		q.plugin = p.path("plugin-" + version)
 		there, back := "bare:/scratch/"+name+"-"+version, name+"-"+version
-		if err := until(func() error { // an agent may not be ready yet
-			return q.copy(0, "", "--checksum=sha256", "--overwrite=tree", p.path("tree"), there)
-		}); err != nil {
+		if err := q.copy(0, "", "--checksum=sha256", p.path("tree"), there); err != nil {
 			return err
 		}
 		if err := q.copy(0, "", "--checksum=sha256", there, p.path(back)); err != nil {
@@ -158,13 +190,15 @@ func (p play) planeEnds() error {
 	if err != nil {
 		return err
 	}
-	defer h.kill() // it has ended, but after an error
-	left, err := p.unfinished(uid)
-	if err != nil {
+	defer h.kill()                 // it has ended, but after an error
+	if err := until(func() error { // otherwise the check after the kill proves nothing
+		left, err := p.unfinished(uid)
+		if err == nil && left == "" {
+			err = errors.New("the copy in progress has no files")
+		}
 		return err
-	}
-	if left == "" { // the look after the end would say nothing
-		return errors.New("the copy in progress has no files")
+	}); err != nil {
+		return err
 	}
 	server, err := p.kubeAPIServer()
 	if err != nil {
@@ -173,16 +207,20 @@ func (p play) planeEnds() error {
 	if err := server.Kill(); err != nil {
 		return err
 	}
-	if err := h.await(1, ""); err != nil {
+	if err := h.await(1, "connection ended"); err != nil {
 		return err
 	}
-	return until(func() error {
+	ended := time.Now()
+	for {
 		left, err := p.unfinished(uid)
-		if err == nil && left != "" {
-			err = fmt.Errorf("left:\n%s", left)
+		if err != nil || left == "" {
+			return err
 		}
-		return err
-	})
+		if time.Since(ended) > 30*time.Second { // before the idle timeout of a minute
+			return fmt.Errorf("left:\n%s", left)
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
 }
 
 // unfinished returns the files of a copy to the directory scratch of a pod, on its node.

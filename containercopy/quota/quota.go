@@ -42,7 +42,7 @@ type Slots struct {
 	perPod, perNode int // 0: no limit
 
 	mu       sync.Mutex
-	pods     map[string]int // copies by the UID of the pod
+	pods     map[string]int // copies by the key of the pod
 	copies   int
 	stuck    int // workers that have outlived their copy
 	rejected map[Reason]int64
@@ -53,14 +53,14 @@ func New(perPod, perNode int) *Slots {
 	return &Slots{perPod: perPod, perNode: perNode, pods: map[string]int{}, rejected: map[Reason]int64{}}
 }
 
-// Take takes a slot for a copy. uid is that of the pod, so a pod that is made again starts without
-// copies; pod is its namespace and name. Errors: Busy.
-func (s *Slots) Take(uid, pod string) (*Slot, error) {
+// Take takes a slot for a copy. key is the namespace, name and UID of the pod, so a pod that is made again
+// starts without copies; pod is its namespace and name. Errors: Busy.
+func (s *Slots) Take(key, pod string) (*Slot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var busy *Busy
 	switch {
-	case s.perPod > 0 && s.pods[uid] >= s.perPod:
+	case s.perPod > 0 && s.pods[key] >= s.perPod:
 		busy = &Busy{Pod, pod, s.perPod}
 	case s.perNode > 0 && s.copies+s.stuck >= s.perNode:
 		busy = &Busy{Node, pod, s.perNode}
@@ -69,15 +69,15 @@ func (s *Slots) Take(uid, pod string) (*Slot, error) {
 		s.rejected[busy.Reason]++
 		return nil, busy
 	}
-	s.pods[uid]++
+	s.pods[key]++
 	s.copies++
-	return &Slot{slots: s, uid: uid}, nil
+	return &Slot{slots: s, key: key}, nil
 }
 
 // Slot is the slot of a copy.
 type Slot struct {
 	slots *Slots
-	uid   string
+	key   string
 	once  sync.Once
 	freed sync.Once // of a stuck worker
 }
@@ -108,8 +108,8 @@ func (s *Slot) release(stuck int) (first bool) {
 		defer s.slots.mu.Unlock()
 		s.slots.copies--
 		s.slots.stuck += stuck
-		if s.slots.pods[s.uid]--; s.slots.pods[s.uid] == 0 {
-			delete(s.slots.pods, s.uid)
+		if s.slots.pods[s.key]--; s.slots.pods[s.key] == 0 {
+			delete(s.slots.pods, s.key)
 		}
 	})
 	return first

@@ -140,6 +140,9 @@ func FuzzSlots(f *testing.F) {
 		}
 		for _, call := range calls {
 			copies, stuck, pods := count()
+			if got := s.State(); got.Copies != copies || got.Stuck != stuck {
+				t.Fatalf("%+v, want %d copies, %d stuck", got, copies, stuck)
+			}
 			if call < 10 {
 				pod := string('a' + rune(call%3))
 				slot, err := s.Take(pod, "ns/"+pod)
@@ -163,7 +166,9 @@ func FuzzSlots(f *testing.F) {
 				slot.Stuck()() // no effect
 				h.slot = nil
 			case h.slot != nil:
-				h.freed, h.slot = h.slot.Stuck(), nil
+				slot := h.slot
+				h.freed, h.slot = slot.Stuck(), nil
+				slot.Release() // no effect
 			case h.freed != nil:
 				h.freed()
 				h.freed() // no effect

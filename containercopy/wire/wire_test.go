@@ -241,6 +241,10 @@ func TestMessagesOfV1alpha1(t *testing.T) {
 	if err := NewStream(q).Warn(Note{"/a", "b"}); err != nil || string(q.messages[0]) != "\x02"+`{"path":"/a","reason":"b"}` {
 		t.Errorf("a warning is sent as %q, %v", q.messages, err)
 	}
+	later := &queue{messages: [][]byte{[]byte("\x02" + `{"path":"/a","reason":"b","later":1}`)}}
+	if r, err := NewStream(later).Receive(); err != nil || r.Note != (Note{"/a", "b"}) {
+		t.Errorf("a warning is received as %+v, %v", r, err)
+	}
 	unknown := &queue{messages: [][]byte{[]byte("\x01" + `{"type":"later"}`)}}
 	if _, err := NewStream(unknown).Await(Result, nil); !errors.Is(err, ErrProtocol) {
 		t.Errorf("an unknown type: %v", err)

@@ -84,7 +84,7 @@ func (d *demo) mountRoot() (string, error) {
 func (d *demo) build(ctx context.Context) (string, error) {
 	bin := filepath.Join(d.dir, "driver")
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver")
-	// As in an image; the directory gets the remains of an interrupted build.
+	// Static, as in the images. An interrupted build leaves its files in GOTMPDIR.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+d.dir)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it then ends its compilers, too
 	out, err := cmd.CombinedOutput()

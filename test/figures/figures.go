@@ -129,7 +129,7 @@ func BuildDriver(ctx context.Context, dir string) (string, error) {
 	bin := filepath.Join(dir, "driver")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin,
 		"github.com/causeway-csi/causeway/cmd/driver")
-	// As in an image; the directory gets the remains of an interrupted build.
+	// Static, as in the images. An interrupted build leaves its files in GOTMPDIR.
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir)
 	build.Cancel = func() error { return build.Process.Signal(os.Interrupt) } // it then ends its compilers, too
 	if out, err := build.CombinedOutput(); err != nil {

@@ -1,8 +1,10 @@
 package options
 
 import (
+	"maps"
 	"net/url"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,6 +61,22 @@ func TestInvalidValues(t *testing.T) {
 func TestURLPath(t *testing.T) {
 	if got := URLPath(To, "ns", "p"); got != "/apis/copy.causeway.dev/v1alpha1/namespaces/ns/podcopiesto/p/proxy" {
 		t.Error(got)
+	}
+}
+
+// TestNamesOfParameters: plugins and API servers of different versions depend on them.
+func TestNamesOfParameters(t *testing.T) {
+	for _, tc := range []struct {
+		have map[string]field
+		want string
+	}{
+		{new(PodCopyFromOptions).fields(), "container path sha256"},
+		{new(PodCopyToOptions).fields(), "checksum container contents overwrite path preserveMode preserveOwner preserveTimes " +
+			"sha256 sha256AtEnd size"},
+	} {
+		if got := strings.Join(slices.Sorted(maps.Keys(tc.have)), " "); got != tc.want {
+			t.Errorf("%s, want %s", got, tc.want)
+		}
 	}
 }
 

@@ -25,7 +25,7 @@ func TestAConnectionIsLostAtSteps(t *testing.T) {
 		for _, executed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, executed %v", name, executed), func(t *testing.T) {
 				t.Parallel()
-				for step, done := int64(0), false; !done; step += int64(stride(6)) {
+				for step, done := int64(0), false; !done; step += int64(stride(5)) {
 					w := newWorld(t, server, smbtest.Share)
 					w.life = testLife
 					var id string
@@ -131,7 +131,7 @@ func TestADirectoryIsUsedAgain(t *testing.T) {
 					func(t *testing.T) {
 						t.Parallel()
 						for step := 0; !useAgain(t, server, step, killed, subDir, row.prepare, row.call); {
-							step += stride(8)
+							step += stride(7) // odd, as useAgain has two orders
 						}
 					})
 			}

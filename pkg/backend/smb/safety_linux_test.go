@@ -24,7 +24,7 @@ func TestAProcessIsStoppedWithItsClocks(t *testing.T) {
 	for name, row := range interrupted {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for step := 1; ; step += stride(10) {
+			for step := 1; ; step += stride(9) {
 				if interrupt(t, server, step, row.prepare, row.call, row.check, stoppedWithClocks) {
 					return
 				}
@@ -268,7 +268,7 @@ func TestACopyWithoutItsSourceLeavesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for step := 0; ; step += stride(10) {
+			for step := 0; ; step += stride(9) {
 				w := newWorld(t, server, smbtest.Share)
 				w.life = testLife
 				second := w.open()
