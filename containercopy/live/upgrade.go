@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,33 +14,70 @@ import (
 )
 
 // next is the tag of the next version of container copy. There is no release yet, so this one is made
-// of these sources: each of its messages has a field that this version does not know.
+// of these sources: each message of a stream, and each call of an agent and its answer, has a field that
+// this version does not know.
 const next = "next"
 
-// The field is added after the statement that encodes a message. It is long, so that the compiler keeps
-// it in one piece, in which buildNext finds it.
-const (
-	encoding = "text, err := json.Marshal(v)\n"
-	later    = `,"later":"a field of the next version of the messages, which this version does not know"}`
-	adding   = "text = append(text[:len(text)-1], `" + later + "`...)\n"
-)
+// later is the field. It is long, so that the compiler keeps it in one piece, in which run finds it.
+const later = `,"later":"a field of the next version of the messages, which this version does not know"}`
+
+// edit is a change of a source.
+type edit struct {
+	file  string // in the folder of container copy
+	old   string
+	new   string
+	times int // that old is in the file
+}
+
+// calls is the source of the calls of an agent.
+const calls = "api/v1alpha1/copy_grpc.pb.go"
+
+// edits make the next version. The number 1000 is that of no field of a call.
+var edits = []edit{
+	{"wire/wire.go", "text, err := json.Marshal(v)\n",
+		"text, err := json.Marshal(v)\ntext = append(text[:len(text)-1], `" + later + "`...)\n", 1},
+	{calls, "	cOpts := append(", "	addLater(in)\n	cOpts := append(", 4},
+	{calls, "return srv.(ContainerCopyServer).CopyToContainer(ctx, req.(*CopyToContainerRequest))",
+		"return withLater(srv.(ContainerCopyServer).CopyToContainer(ctx, req.(*CopyToContainerRequest)))", 1},
+	{calls, "return srv.(ContainerCopyServer).CopyFromContainer(ctx, req.(*CopyFromContainerRequest))",
+		"return withLater(srv.(ContainerCopyServer).CopyFromContainer(ctx, req.(*CopyFromContainerRequest)))", 1},
+	{calls, "	context \"context\"\n", "	context \"context\"\n" +
+		"	protowire \"google.golang.org/protobuf/encoding/protowire\"\n	proto \"google.golang.org/protobuf/proto\"\n", 1},
+	{calls, "type containerCopyClient struct {", `func addLater(m proto.Message) {
+	tag := protowire.AppendTag(nil, 1000, protowire.BytesType)
+	m.ProtoReflect().SetUnknown(protowire.AppendString(tag, ` + "`" + later + "`" + `))
+}
+
+func withLater[M proto.Message](m M, err error) (M, error) {
+	if err == nil {
+		addLater(m)
+	}
+	return m, err
+}
+
+type containerCopyClient struct {`, 1},
+}
 
 // buildNext builds the next version.
 func (p play) buildNext() error {
-	source := filepath.Join(folder(), "wire", "wire.go")
-	code, err := os.ReadFile(source)
-	if err != nil {
-		return err
+	replaced := map[string]string{}
+	for i, e := range edits {
+		source := filepath.Join(folder(), e.file)
+		from := cmp.Or(replaced[source], source)
+		code, err := os.ReadFile(from)
+		if err != nil {
+			return err
+		}
+		if n := bytes.Count(code, []byte(e.old)); n != e.times {
+			return fmt.Errorf("%s has %q %d times, want %d", source, e.old, n, e.times)
+		}
+		replaced[source] = p.path(fmt.Sprintf("edited-%d.go", i))
+		code = bytes.ReplaceAll(code, []byte(e.old), []byte(e.new))
+		if err := os.WriteFile(replaced[source], code, 0o644); err != nil {
+			return err
+		}
 	}
-	if bytes.Count(code, []byte(encoding)) != 1 {
-		return fmt.Errorf("%s does not have %q once", source, encoding)
-	}
-	edited := p.path("wire.go")
-	code = bytes.Replace(code, []byte(encoding), []byte(encoding+adding), 1)
-	if err := os.WriteFile(edited, code, 0o644); err != nil {
-		return err
-	}
-	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {source: edited}})
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": replaced})
 	if err != nil {
 		return err
 	}
@@ -62,10 +100,7 @@ func (p play) roll(object, container, version string) error {
 		container+"=ghcr.io/causeway-csi/copy-"+container+":"+version); err != nil {
 		return err
 	}
-	if err := p.show("-n", namespace, "rollout", "status", object, "--timeout=120s"); err != nil {
-		return err
-	}
-	return until(func() error { return p.run(container, version) })
+	return p.show("-n", namespace, "rollout", "status", object, "--timeout=120s")
 }
 
 // run returns an error unless all processes of a program on the nodes have a version, and the workers
@@ -121,7 +156,7 @@ func (p play) upgrade() error {
 	if err := h.end(0, ""); err != nil {
 		return err
 	}
-	if err := p.bothPlugins("newer-servers"); err != nil {
+	if err := p.bothPlugins("newer-servers", next, "dev"); err != nil {
 		return err
 	}
 	say("The agents are upgraded: the copy in progress fails, and nothing of it is left")
@@ -142,25 +177,29 @@ func (p play) upgrade() error {
 	if err := until(func() error { return p.clean("bare:/directory", "lost") }); err != nil {
 		return err
 	}
-	if err := p.bothPlugins("newer-both"); err != nil {
+	if err := p.bothPlugins("newer-both", next, next); err != nil {
 		return err
 	}
 	say("The API servers are rolled back")
 	if err := p.roll(servers, "apiserver", "dev"); err != nil {
 		return err
 	}
-	if err := p.bothPlugins("newer-agents"); err != nil {
+	if err := p.bothPlugins("newer-agents", "dev", next); err != nil {
 		return err
 	}
 	say("The agents are rolled back")
 	if err := p.roll(agents, "agent", "dev"); err != nil {
 		return err
 	}
-	return p.bothPlugins("rolled-back")
+	return p.bothPlugins("rolled-back", "dev", "dev")
 }
 
-// bothPlugins copies a directory to a container and back, with the plugin of each version.
-func (p play) bothPlugins(name string) error {
+// bothPlugins waits until the API servers and the agents have the given versions only, and copies a
+// directory to a container and back, with the plugin of each version.
+func (p play) bothPlugins(name, server, agent string) error {
+	if err := until(func() error { return errors.Join(p.run("apiserver", server), p.run("agent", agent)) }); err != nil {
+		return err
+	}
 	for _, version := range []string{"dev", next} {
 		q := p
 		q.plugin = p.path("plugin-" + version)
