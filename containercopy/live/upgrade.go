@@ -41,8 +41,10 @@ var edits = []edit{
 		"return withLater(srv.(ContainerCopyServer).CopyToContainer(ctx, req.(*CopyToContainerRequest)))", 1},
 	{calls, "return srv.(ContainerCopyServer).CopyFromContainer(ctx, req.(*CopyFromContainerRequest))",
 		"return withLater(srv.(ContainerCopyServer).CopyFromContainer(ctx, req.(*CopyFromContainerRequest)))", 1},
-	{calls, "	context \"context\"\n", "	context \"context\"\n" +
-		"	protowire \"google.golang.org/protobuf/encoding/protowire\"\n	proto \"google.golang.org/protobuf/proto\"\n", 1},
+	{calls, "	context \"context\"\n", `	context "context"
+	protowire "google.golang.org/protobuf/encoding/protowire"
+	proto "google.golang.org/protobuf/proto"
+`, 1},
 	{calls, "type containerCopyClient struct {", `func addLater(m proto.Message) {
 	tag := protowire.AppendTag(nil, 1000, protowire.BytesType)
 	m.ProtoReflect().SetUnknown(protowire.AppendString(tag, ` + "`" + later + "`" + `))
@@ -197,7 +199,9 @@ func (p play) upgrade() error {
 // bothPlugins waits until the API servers and the agents have the given versions only, and copies a
 // directory to a container and back, with the plugin of each version.
 func (p play) bothPlugins(name, server, agent string) error {
-	if err := until(func() error { return errors.Join(p.run("apiserver", server), p.run("agent", agent)) }); err != nil {
+	if err := until(func() error {
+		return errors.Join(p.run("apiserver", server), p.run("agent", agent))
+	}); err != nil {
 		return err
 	}
 	for _, version := range []string{"dev", next} {
