@@ -327,6 +327,9 @@ func TestTheThirdCopy(t *testing.T) {
 	second := must[*v1alpha1.CopyToContainerResponse](w)(w.to("/tmp/x"))
 	_, err := w.from("/etc/hostname")
 	w.wantCode(err, codes.ResourceExhausted, "too many copies in pod ns/p (2), try again later")
+	_, err = w.CopyFromContainer(w.Context(), &v1alpha1.CopyFromContainerRequest{ContainerId: containerID, Path: "/etc/hostname",
+		Pod: &v1alpha1.Pod{Namespace: "ns", Name: "other", Uid: "u"}})
+	w.wantCode(err, codes.NotFound, "no such container in the pod") // the UID of a pod is not enough to meet its slots
 	list := must[*v1alpha1.ListCopiesResponse](w)(w.ListCopies(w.Context(), nil))
 	if len(list.Copies) != 2 || list.Copies[0].CopyId != first.CopyId || !list.Copies[0].From || list.Copies[0].Begun ||
 		list.Copies[1].CopyId != second.CopyId || list.Copies[1].Path != "/tmp/x" {

@@ -35,8 +35,8 @@ type play struct {
 	kubectl kubectl.Kubectl
 	cluster *local.Cluster
 	dir     string // of files
-	plugin  string // directory of its program
-	helm    string // directory of its program
+	plugin  string // directory of kubectl-copy
+	helm    string // directory of helm
 }
 
 // all runs all steps, up to the first failure.

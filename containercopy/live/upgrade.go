@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// next is the tag of the next version of container copy. There is no release yet, so this one is made
-// of these sources: each message of a stream, and each call of an agent and its answer, has a field that
-// this version does not know.
+// next is the tag of the next version of container copy. No release exists yet. The next version is built
+// from these sources, with a field that this version does not know in each message of a stream, and in each
+// call of an agent and its answer.
 const next = "next"
 
 // later is the field. It is long, so that the compiler keeps it in one piece, in which run finds it.
@@ -233,8 +233,10 @@ func (p play) planeEnds() error {
 	if err != nil {
 		return err
 	}
-	defer h.kill()                 // it has ended, but after an error
-	if err := until(func() error { // otherwise the check after the kill proves nothing
+	defer h.kill() // it has ended, but after an error
+
+	// Without files before the kill, the check after it would prove nothing.
+	if err := until(func() error {
 		left, err := p.unfinished(uid)
 		if err == nil && left == "" {
 			err = errors.New("the copy in progress has no files")
