@@ -70,7 +70,8 @@ func stalledDevice(t *testing.T) (b *bench, device string, end func()) {
 	})
 	await(t, "the write is under way", func() bool {
 		inflight, _ := os.ReadFile(filepath.Join("/sys/block", filepath.Base(device), "inflight"))
-		return len(strings.Trim(string(inflight), " 0\n")) > 0
+		counts := strings.Fields(string(inflight)) // of reads and of writes; a read of the block ends
+		return len(counts) == 2 && counts[1] != "0"
 	})
 	direct := m
 	direct.Buffered = false
