@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 type fakeRuntime struct {
 	runtime.RuntimeServiceClient
 	mu    sync.Mutex
-	pids  []int // answers, the last one again and again
+	pid   int
 	state runtime.ContainerState
 }
 
@@ -63,14 +63,10 @@ func (f *fakeRuntime) ContainerStatus(_ context.Context, req *runtime.ContainerS
 	if req.ContainerId != containerID {
 		return nil, status.Error(codes.NotFound, "no such container")
 	}
-	pid := f.pids[0]
-	if len(f.pids) > 1 {
-		f.pids = f.pids[1:]
-	}
 	return &runtime.ContainerStatusResponse{
 		Status: &runtime.ContainerStatus{Id: containerID, State: f.state, Labels: map[string]string{
 			"io.kubernetes.pod.namespace": "ns", "io.kubernetes.pod.name": "p", "io.kubernetes.pod.uid": "u"}},
-		Info: map[string]string{"info": fmt.Sprintf(`{"pid":%d,"runtimeType":"runc"}`, pid)},
+		Info: map[string]string{"info": fmt.Sprintf(`{"pid":%d,"runtimeType":"runc"}`, f.pid)},
 	}, nil
 }
 
@@ -91,7 +87,7 @@ type world struct {
 func newWorld(t *testing.T, change ...func(c *Config)) *world {
 	t.Helper()
 	w := &world{T: t, pod: pod.Start(t, pod.Pod{}), reports: make(chan Report, 100), log: new(bytes.Buffer)}
-	w.runtime = &fakeRuntime{pids: []int{w.pod.PID}, state: runtime.ContainerState_CONTAINER_RUNNING}
+	w.runtime = &fakeRuntime{pid: w.pod.PID, state: runtime.ContainerState_CONTAINER_RUNNING}
 	w.slots = quota.New(2, 16)
 	w.server = httptest.NewUnstartedServer(nil)
 	c := Config{
@@ -435,22 +431,39 @@ func TestTheEndOfTheContainerInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestAContainerThatRestarts between the call and the stream, or while the agent opens it.
+// TestAContainerThatRestarts between the call and the stream, or ends: the runtime has the reason.
 func TestAContainerThatRestarts(t *testing.T) {
-	w := newWorld(t)
-	resp := must[*v1alpha1.CopyFromContainerResponse](w)(w.from("/etc/hostname"))
-	w.runtime.mu.Lock()
-	w.runtime.pids = []int{w.pod.PID, w.pod.PID + 1}
-	w.runtime.mu.Unlock()
-	var f *wire.Failure
-	if m, err := w.open(resp.Url).Await(wire.Result, nil); !errors.As(err, &f) || f.Code != wire.FailedPrecondition {
-		t.Errorf("Await = %+v, %v, want FAILED_PRECONDITION", m, err)
+	const none = 1 << 22 // no process has this number
+	for name, tc := range map[string]struct {
+		pids  [2]int // at the call and at the stream, after the first process
+		state runtime.ContainerState
+		want  string
+	}{
+		"restarted":                {[2]int{0, 1}, runtime.ContainerState_CONTAINER_RUNNING, "it has restarted"},
+		"ended":                    {[2]int{0, 0}, runtime.ContainerState_CONTAINER_EXITED, "CONTAINER_EXITED"},
+		"its process has ended":    {[2]int{none, none}, runtime.ContainerState_CONTAINER_EXITED, "CONTAINER_EXITED"},
+		"the runtime lags":         {[2]int{none, none}, runtime.ContainerState_CONTAINER_RUNNING, "pidfd_open"},
+		"restarted, ended process": {[2]int{none, 0}, runtime.ContainerState_CONTAINER_RUNNING, "it has restarted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.runtime.pid = w.pod.PID + tc.pids[0]
+			resp := must[*v1alpha1.CopyFromContainerResponse](w)(w.from("/etc/hostname"))
+			w.runtime.mu.Lock()
+			w.runtime.pid, w.runtime.state = w.pod.PID+tc.pids[1], tc.state
+			w.runtime.mu.Unlock()
+			var f *wire.Failure
+			m, err := w.open(resp.Url).Await(wire.Result, nil)
+			if !errors.As(err, &f) || f.Code != wire.FailedPrecondition || !strings.Contains(f.Text, tc.want) {
+				t.Errorf("Await = %+v, %v, want FAILED_PRECONDITION, %q", m, err, tc.want)
+			}
+			if tc.state == runtime.ContainerState_CONTAINER_RUNNING {
+				return
+			}
+			_, err = w.from("/etc/hostname")
+			w.wantCode(err, codes.FailedPrecondition, "not running")
+		})
 	}
-	w.runtime.mu.Lock()
-	w.runtime.state = runtime.ContainerState_CONTAINER_EXITED
-	w.runtime.mu.Unlock()
-	_, err := w.from("/etc/hostname")
-	w.wantCode(err, codes.FailedPrecondition, "not running")
 }
 
 func TestInvalidCalls(t *testing.T) {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -15,24 +16,19 @@ type Native struct {
 	Program container.Program
 }
 
-// Start implements Starter. It asks for the container twice, around a descriptor of its process: so
-// the process is that of the container, and not a later one with the same number.
-func (n Native) Start(ctx context.Context, id string, find func(context.Context) (cri.Container, error),
-	s worker.Spec) (Worker, error) {
-	found, err := find(ctx)
-	if err != nil {
-		return nil, err
+// Start implements Starter. The runtime is asked again after Open: the process of found, which was that of
+// the container before, is the same, and not a later one with the same number.
+func (n Native) Start(ctx context.Context, id string, found cri.Container,
+	find func(context.Context) (cri.Container, error), s worker.Spec) (Worker, error) {
+	c, failed := n.Node.Open(found.PID, id)
+	if failed == nil {
+		defer c.Close() // a worker that cannot be killed must not keep the agent's descriptors open
 	}
-	c, err := n.Node.Open(found.PID, id)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close() // a worker that cannot be killed must not keep the agent's descriptors open
 	again, err := find(ctx)
 	if err == nil && again.PID != found.PID {
 		err = fmt.Errorf("%w: it has restarted", container.ErrGone)
 	}
-	if err != nil {
+	if err = cmp.Or(err, failed); err != nil { // Open cannot tell a container that has ended from another process
 		return nil, err
 	}
 	s.Label = found.Label

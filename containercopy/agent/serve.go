@@ -64,7 +64,7 @@ func (a *Agent) serve(t *transfer, client *stream.Socket) {
 	<-stopped
 }
 
-// startLimit is the time for the runtime to describe a container, twice.
+// startLimit is the time for the runtime to describe a container.
 const startLimit = 30 * time.Second
 
 // start starts the worker of a copy.
@@ -74,7 +74,7 @@ func (a *Agent) start(ctx context.Context, t *transfer) (Worker, error) {
 	find := func(ctx context.Context) (cri.Container, error) {
 		return a.config.Runtime.Find(ctx, t.container, t.pod)
 	}
-	return a.config.Starter.Start(limited, t.container, find, t.spec)
+	return a.config.Starter.Start(limited, t.container, t.found, find, t.spec)
 }
 
 // precompute starts the worker of a copy, which reads its source, and returns the sum of the stream.

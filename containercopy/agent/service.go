@@ -46,10 +46,11 @@ type Config struct {
 
 // Starter starts workers.
 type Starter interface {
-	// Start starts a worker in the container with this ID. find asks the runtime for the container.
-	// Errors: those of find, of container.Node.Open and of container.Container.Start.
-	Start(ctx context.Context, id string, find func(context.Context) (cri.Container, error), s worker.Spec) (Worker,
-		error)
+	// Start starts a worker in the container with this ID. found is the container at the call of the copy,
+	// and find asks the runtime for it again. Errors: those of find, of container.Node.Open and of
+	// container.Container.Start.
+	Start(ctx context.Context, id string, found cri.Container, find func(context.Context) (cri.Container, error),
+		s worker.Spec) (Worker, error)
 }
 
 // Worker is a worker, as container.Worker.
@@ -100,6 +101,7 @@ func (a *Agent) Close() {
 type transfer struct {
 	id        string
 	container string
+	found     cri.Container // at the call
 	pod       cri.Pod
 	caller    *v1alpha1.Caller
 	spec      worker.Spec
@@ -219,12 +221,13 @@ func (a *Agent) begin(ctx context.Context, container string, pod *v1alpha1.Pod, 
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	if _, err := a.config.Runtime.Find(ctx, container, of); err != nil {
+	found, err := a.config.Runtime.Find(ctx, container, of)
+	if err != nil {
 		slot.Release()
 		return nil, statusOf(err)
 	}
 	spec.Limits = a.config.Archive
-	t := &transfer{id: rand.Text(), container: container, pod: of, caller: caller, spec: spec, slot: slot,
+	t := &transfer{id: rand.Text(), container: container, found: found, pod: of, caller: caller, spec: spec, slot: slot,
 		created: time.Now()}
 	t.ctx, t.cancel = context.WithCancelCause(context.Background())
 	a.mu.Lock()
