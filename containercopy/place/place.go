@@ -199,7 +199,7 @@ type commit struct {
 
 // check looks for conflicts of a staged directory with an existing one.
 func (c commit) check(staged, existing string) error {
-	return c.each(staged, func(name string, e fs.DirEntry) error {
+	return c.each(staged, batch, func(name string, e fs.DirEntry) error {
 		to := path.Join(existing, name)
 		info, err := c.d.Dir.Lstat(to)
 		switch {
@@ -227,7 +227,7 @@ func (c commit) check(staged, existing string) error {
 
 // merge moves the entries of a staged directory to an existing one.
 func (c commit) merge(staged, existing string) error {
-	return c.each(staged, func(name string, e fs.DirEntry) error {
+	return c.each(staged, -1, func(name string, e fs.DirEntry) error {
 		from, to := path.Join(staged, name), path.Join(existing, name)
 		info, err := c.d.Dir.Lstat(to)
 		switch {
@@ -244,21 +244,32 @@ func (c commit) merge(staged, existing string) error {
 	})
 }
 
-// each calls a function for the entries of a staged directory.
-func (c commit) each(staged string, f func(name string, e fs.DirEntry) error) error {
+// each calls a function for the entries of a staged directory, which are held in memory: n at a time, or
+// all with -1. If f moves entries, some filesystems skip others between two reads.
+func (c commit) each(staged string, n int, f func(name string, e fs.DirEntry) error) error {
 	dir, err := c.s.Root.Open(staged)
 	if err != nil {
 		return err
 	}
-	entries, err := dir.ReadDir(-1)
-	dir.Close()
-	for _, e := range entries {
-		if err == nil {
-			err = f(e.Name(), e)
+	defer dir.Close()
+	for {
+		entries, err := dir.ReadDir(n)
+		for _, e := range entries {
+			if err := f(e.Name(), e); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) || err == nil && n < 0 {
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return err
 }
+
+// batch is the number of entries of a directory that are held at a time.
+const batch = 256
 
 // move moves a staged entry. The content of a file that replaces another is durable before the other
 // is gone. Errors: ErrExists if another program has made the file, ErrMounted.
@@ -301,10 +312,13 @@ func (c commit) flush(staged string) error {
 	return f.Sync()
 }
 
-// replaceTree exchanges an existing directory with the staged one, which Remove then removes. A
-// filesystem that is mounted in the existing directory would move with it.
+// replaceTree exchanges an existing directory with the staged one, which Remove then removes. The new one
+// is durable before. A filesystem that is mounted in the existing directory would move with it.
 func (c commit) replaceTree(top string) error {
 	if err := noMounts(c.d.Dir, c.d.Name); err != nil {
+		return err
+	}
+	if err := c.flushTree(top); err != nil {
 		return err
 	}
 	root, from := c.s.entry(top)
@@ -331,5 +345,8 @@ func exchangeByThree(from *os.Root, a string, to *os.Root, b string) error {
 		}
 		return err
 	}
-	return rename(to, aside, from, a, false)
+	if err := rename(to, aside, from, a, false); err != nil {
+		return fmt.Errorf("the copy is at %.128q, and what it replaced is at %.128q: %w", b, aside, err)
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,21 +16,37 @@ import (
 // who owns the directory around it can give its name to another directory.
 func (s *Staging) entry(staged string) (*os.Root, string) { return s.Root, staged }
 
-// own returns an error if another user has put a directory in the place of the staging directory.
+// own returns an error if another user has put a directory in the place of the staging directory. The
+// filesystems of foreign can give a new directory another owner and another mode.
 func (s *Staging) own() error {
-	info, err := s.Root.Stat(".")
-	if err != nil {
-		return err
-	}
-	var st unix.Stat_t
-	if err := withDir(s.Root, ".", func(dir int) error { return unix.Fstat(dir, &st) }); err != nil {
-		return err
-	}
-	if info.Mode().Perm()&0o077 != 0 || int(st.Uid) != os.Geteuid() {
+	return withDir(s.Root, ".", func(dir int) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(dir, &st); err != nil {
+			return &fs.PathError{Op: "fstat", Path: s.name, Err: err}
+		}
+		if st.Mode&0o077 == 0 && int(st.Uid) == os.Geteuid() {
+			return nil
+		}
+		var f unix.Statfs_t
+		if err := fstatfs(dir, &f); err != nil {
+			return &fs.PathError{Op: "fstatfs", Path: s.name, Err: err}
+		}
+		if slices.Contains(foreign, uint32(f.Type)) {
+			return nil
+		}
 		return fmt.Errorf("%w: %.128q was replaced", fs.ErrPermission, s.name)
-	}
-	return nil
+	})
 }
+
+// fstatfs is unix.Fstatfs, but for tests.
+var fstatfs = unix.Fstatfs
+
+// foreign are the types of filesystems whose server or mount options decide on owners and modes, such as
+// those of dir_mode of mount.cifs(8), or of root_squash of exports(5). statfs(2).
+var foreign = []uint32{unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.NFS_SUPER_MAGIC, unix.FUSE_SUPER_MAGIC,
+	unix.V9FS_MAGIC, unix.MSDOS_SUPER_MAGIC, unix.EXFAT_SUPER_MAGIC, ntfs3}
+
+const ntfs3 = 0x7366746e // of fs/ntfs3/super.c; x/sys lacks it
 
 // withDir calls f with the descriptor of a directory below a root.
 func withDir(root *os.Root, name string, f func(dir int) error) error {
@@ -82,7 +99,11 @@ func renamePlain(fromDir int, a string, toDir int, b string) error {
 		return err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		if err := unix.Linkat(fromDir, a, toDir, b, 0); err != nil {
+		err := linkat(fromDir, a, toDir, b, 0)
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+			return renameLinkless(fromDir, a, toDir, b)
+		}
+		if err != nil {
 			return err
 		}
 		return unix.Unlinkat(fromDir, a, 0)
@@ -91,6 +112,24 @@ func renamePlain(fromDir int, a string, toDir int, b string) error {
 		return unix.EEXIST
 	}
 	return renameat2(fromDir, a, toDir, b, 0)
+}
+
+// linkat is unix.Linkat, but for tests.
+var linkat = unix.Linkat
+
+// renameLinkless is renamePlain for a file of a filesystem without hard links, such as some of FUSE. The
+// new name is that of an empty file for a moment: open(2), O_EXCL.
+func renameLinkless(fromDir int, a string, toDir int, b string) error {
+	fd, err := unix.Openat(toDir, b, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	unix.Close(fd)
+	err = renameat2(fromDir, a, toDir, b, 0)
+	if err != nil {
+		unix.Unlinkat(toDir, b, 0)
+	}
+	return err
 }
 
 // exchange exchanges two entries at once, where the filesystem can.
@@ -133,6 +172,12 @@ func noMountAt(dir int, name string) error {
 		return nil
 	}
 	return &fs.PathError{Op: "statx", Path: name, Err: err}
+}
+
+// flushTree makes a staged directory durable: syncfs(2), for one call is faster than one for each file.
+func (c commit) flushTree(staged string) error {
+	root, name := c.s.entry(staged)
+	return withDir(root, name, func(dir int) error { return os.NewSyscallError("syncfs", unix.Syncfs(dir)) })
 }
 
 // noMounts returns ErrMounted if an entry is a mount point, or has one below it.
@@ -198,9 +243,6 @@ func walk(dir int, name string, unlink func(dir int, name string, isDir bool) er
 	}
 	return unlink(dir, name, true)
 }
-
-// batch is the number of names that each holds at a time.
-const batch = 256
 
 // each calls f for the names of a directory, in memory that does not depend on their number. With removes
 // f removes each entry: the next ones are read from the start.

@@ -177,6 +177,82 @@ func TestAFilesystemWithoutFlags(t *testing.T) {
 	}
 }
 
+// TestAFilesystemWithoutHardLinks: a file that exists stays, and a failed rename leaves none.
+func TestAFilesystemWithoutHardLinks(t *testing.T) {
+	var fails error
+	renameat2 = func(fromDir int, from string, toDir int, to string, flags uint) error {
+		if flags != 0 {
+			return unix.EINVAL
+		}
+		if fails != nil {
+			return fails
+		}
+		return unix.Renameat2(fromDir, from, toDir, to, 0)
+	}
+	linkat = func(int, string, int, string, int) error { return unix.EPERM }
+	t.Cleanup(func() { renameat2, linkat = unix.Renameat2, unix.Linkat })
+	root := newRoot(t)
+	grow(t, root, "f=1", "e=2", "d/x=1", "l->f")
+	for _, tc := range []struct {
+		from, to string
+		err      error
+	}{{"f", "e", fs.ErrExist}, {"f", "d", fs.ErrExist}, {"f", "g", nil}, {"l", "m", nil}, {"none", "n", fs.ErrNotExist}} {
+		if err := rename(root, tc.from, root, tc.to, false); !errors.Is(err, tc.err) {
+			t.Errorf("%s to %s: %v, want %v", tc.from, tc.to, err, tc.err)
+		}
+	}
+	fails = unix.EIO
+	if err := rename(root, "g", root, "h", false); !errors.Is(err, unix.EIO) {
+		t.Errorf("rename = %v, want EIO", err)
+	}
+	if got, want := grown(t, root), "d/x=1 e=2 g=1 m->f"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestAnExchangeWhoseLastRenameFails names both entries.
+func TestAnExchangeWhoseLastRenameFails(t *testing.T) {
+	calls := 0
+	renameat2 = func(fromDir int, from string, toDir int, to string, flags uint) error {
+		if calls++; calls == 3 {
+			return unix.EIO
+		}
+		return unix.Renameat2(fromDir, from, toDir, to, flags)
+	}
+	t.Cleanup(func() { renameat2 = unix.Renameat2 })
+	root := newRoot(t)
+	grow(t, root, "a/x=new", "b/y=old")
+	err := exchangeByThree(root, "a", root, "b")
+	if !errors.Is(err, unix.EIO) || !strings.Contains(err.Error(), `the copy is at "b"`) || !strings.Contains(err.Error(), `"kcopy-replaced-`) {
+		t.Errorf("exchangeByThree = %v", err)
+	}
+	if got := grown(t, root); !strings.HasPrefix(got, "b/x=new kcopy-replaced-") || !strings.HasSuffix(got, "/y=old") {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestAFilesystemWithOwnersOfItsOwn, such as a share: each directory has the owner and mode of its mount.
+func TestAFilesystemWithOwnersOfItsOwn(t *testing.T) {
+	root := newRoot(t)
+	for kind, want := range map[int64]error{unix.CIFS_SUPER_MAGIC: nil, unix.FUSE_SUPER_MAGIC: nil, unix.EXT4_SUPER_MAGIC: fs.ErrPermission, unix.OVERLAYFS_SUPER_MAGIC: fs.ErrPermission} {
+		fstatfs = func(_ int, f *unix.Statfs_t) error { f.Type = kind; return nil }
+		t.Cleanup(func() { fstatfs = unix.Fstatfs })
+		s, err := NewStaging(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(s.own(), s.Root.Chmod(".", 0o777)); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.own(); !errors.Is(err, want) {
+			t.Errorf("own of a directory of mode 0777 on %x = %v, want %v", kind, err, want)
+		}
+		if err := s.Remove(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestAStagingDirectoryThatIsRenamed keeps the copy: its name leads elsewhere.
 func TestAStagingDirectoryThatIsRenamed(t *testing.T) {
 	root := newRoot(t)

@@ -56,6 +56,18 @@ func noMount(root *os.Root, name string) error {
 	return nil
 }
 
+// flushTree makes the files of a staged directory durable.
+func (c commit) flushTree(staged string) error {
+	info, err := c.s.Root.Lstat(staged)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return c.flush(staged)
+	}
+	return c.each(staged, batch, func(name string, _ fs.DirEntry) error { return c.flushTree(path.Join(staged, name)) })
+}
+
 // noMounts returns ErrMounted if an entry is a mount point, or has one below it.
 func noMounts(root *os.Root, name string) error {
 	return walk(root, name, nil)
