@@ -55,7 +55,7 @@ func (a Agents) connect(ctx context.Context, node string) (*agent, error) {
 	at := slices.IndexFunc(list.Items, ready)
 	if at < 0 {
 		return nil, apierrors.NewServiceUnavailable(
-			fmt.Sprintf("node %s has no agent of container copy that is ready", node))
+			fmt.Sprintf("node %s has no agent of container copy that is ready: only Linux nodes have one", node))
 	}
 	address := list.Items[at].Status.PodIP
 	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(address, strconv.Itoa(a.Port)),

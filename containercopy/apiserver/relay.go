@@ -121,7 +121,7 @@ func (r *relay) run() {
 	}
 	up, down := make(chan bool, 1), make(chan bool, 1)
 	pass := func(to, from net.Conn, ended chan<- bool) {
-		wrote, _ := copystream.Pass(to, from) // any error is the end of the stream
+		wrote, _ := copystream.Pass(to, from, copystream.PassLimit) // any error is the end of the stream
 		ended <- wrote
 	}
 	go pass(r.agent, r.client, up)

@@ -406,6 +406,14 @@ func TestACopyToAContainer(t *testing.T) {
 // TestRefusals: a request that is refused does not reach the agent.
 func TestRefusals(t *testing.T) {
 	s := newScene(t)
+	windows, selects := pod("ns", "windows", "node-1", nil), pod("ns", "selects", "node-1", nil)
+	windows.Spec.OS = &core.PodOS{Name: core.Windows}
+	selects.Spec.NodeSelector = map[string]string{core.LabelOSStable: "windows"}
+	for _, p := range []*core.Pod{windows, selects} {
+		if _, err := s.client.CoreV1().Pods("ns").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, tc := range map[string]struct {
 		user, path, query string
 		code              int32
@@ -422,6 +430,8 @@ func TestRefusals(t *testing.T) {
 		"container that waits":    {"exec-me", fromPath("ns", "p"), "path=/x&container=waits", 409, "waits is not running"},
 		"unknown parameter":       {"exec-me", fromPath("ns", "p"), "path=/x&follow=true", 400, "unknown parameter"},
 		"node without an agent":   {"exec-me", fromPath("ns", "far"), "path=/x", 503, "node node-2 has no agent"},
+		"pod of Windows":          {"exec-me", fromPath("ns", "windows"), "path=/x", 501, "for Windows nodes"},
+		"selector of Windows":     {"exec-me", fromPath("ns", "selects"), "path=/x", 501, "for Windows nodes"},
 		"size without a checksum": {"exec-me", options.URLPath(options.To, "ns", "p"), "path=/x&size=1", 400, "need each other"},
 	} {
 		t.Run(name, func(t *testing.T) {

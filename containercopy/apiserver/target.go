@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -34,6 +35,11 @@ func (c *Copies) locate(ctx context.Context, namespace, name, container string) 
 	if err := c.denied(ctx, pod); err != nil {
 		return target{}, err
 	}
+	if isWindows(pod) {
+		return target{}, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
+			Code: http.StatusNotImplemented, Reason: metav1.StatusReasonUnknown,
+			Message: "pod " + name + " is for Windows nodes, whose containers have no copies"}}
+	}
 	if container == "" {
 		container = pod.Annotations[defaultContainer]
 	}
@@ -52,6 +58,12 @@ func (c *Copies) locate(ctx context.Context, namespace, name, container string) 
 	}
 	return target{}, apierrors.NewConflict(pods, name,
 		fmt.Errorf("container %s is not running", container))
+}
+
+// isWindows reports whether a pod is for Windows nodes.
+func isWindows(pod *core.Pod) bool {
+	return pod.Spec.OS != nil && pod.Spec.OS.Name == core.Windows ||
+		pod.Spec.NodeSelector[core.LabelOSStable] == string(core.Windows)
 }
 
 // uid returns the UID of a pod at its kubelet, which the labels of its containers have. The mirror of a

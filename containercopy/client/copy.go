@@ -36,6 +36,9 @@ type Result struct {
 	Merged  bool   // into an existing directory
 }
 
+// ErrUnknown: a copy to a container ended after its stream, and before its result.
+var ErrUnknown = errors.New("the copy may be at its place")
+
 // isDirPath reports whether a path must be a directory: it ends with a separator.
 func isDirPath(path string) bool { return path != "" && os.IsPathSeparator(path[len(path)-1]) }
 
@@ -124,7 +127,7 @@ func (l *Local) pack(ctx context.Context, w io.Writer, o Options) (archive.Sum, 
 var errNotDir = errors.New("not a directory")
 
 // Send sends the source to a container, and waits until the copy is at its place. Errors:
-// archive.ErrChanged if the source has changed since OpenSource, wire.Failure.
+// archive.ErrChanged if the source has changed since OpenSource, ErrUnknown, wire.Failure.
 func (l *Local) Send(ctx context.Context, s *wire.Stream, o Options) (Result, error) {
 	quiet := o
 	quiet.Warn = nil // OpenSource has warned
@@ -197,6 +200,9 @@ func send(s *wire.Stream, o Options, stream func() (archive.Sum, int64, error)) 
 	}
 	if failed := <-results; failed != nil {
 		var f *wire.Failure
+		if err == nil && !errors.As(failed, &f) {
+			return Result{}, fmt.Errorf("%w: %w", ErrUnknown, failed)
+		}
 		if err == nil || errors.As(failed, &f) && f.Code != wire.Aborted {
 			return Result{}, failed
 		}
@@ -239,7 +245,8 @@ func Receive(ctx context.Context, s *wire.Stream, path string, contents bool, o 
 	if err != nil {
 		return Result{}, err
 	}
-	r, err := receive(ctx, s, staging, path, dir, isDir, contents, o)
+	results := make(chan error, 1)
+	r, err := receive(ctx, s, staging, path, dir, isDir, contents, o, func() { go await(s, results) })
 	left := staging.Remove()
 	if err != nil {
 		s.Send(refusal(err))
@@ -249,25 +256,34 @@ func Receive(ctx context.Context, s *wire.Stream, path string, contents bool, o 
 	if left != nil {
 		o.note(wire.Note{Path: r.Path, Reason: left.Error()})
 	}
-	o.acknowledge(s)
+	o.acknowledge(s, results)
 	return r, nil
 }
 
-// acknowledge tells the other side that the copy is complete, and awaits its end.
-func (o Options) acknowledge(s *wire.Stream) (m wire.Message) {
-	err := s.Send(wire.Message{Type: wire.Ack})
-	if err == nil {
-		m, err = s.Await(wire.Result, nil)
-	}
-	if err != nil && !errors.Is(err, wire.ErrNoResult) {
-		o.note(wire.Note{Reason: "the copy is complete; the other side has ended with an error: " + err.Error()})
-	}
-	return m
+// await awaits the end of the container. A connection answers the pings of the agent only while it is read,
+// so a client reads during its commit, which can take minutes.
+func await(s *wire.Stream, results chan<- error) {
+	_, err := s.Await(wire.Result, nil)
+	results <- err
 }
 
-// receive unpacks a stream, verifies it, and puts it at its place.
+// acknowledge reports a copy that is complete to the container, and awaits its end.
+func (o Options) acknowledge(s *wire.Stream, results <-chan error) {
+	err := s.Send(wire.Message{Type: wire.Ack})
+	if err == nil {
+		err = <-results
+	}
+	if err != nil && !errors.Is(err, wire.ErrNoResult) {
+		o.note(wire.Note{Reason: "the copy is complete; the container has ended it with an error: " + err.Error()})
+	}
+}
+
+// commit is place.Destination.Commit, but for tests.
+var commit = place.Destination.Commit
+
+// receive unpacks a stream, verifies it, calls whole, and puts the copy at its place.
 func receive(ctx context.Context, s *wire.Stream, staging *place.Staging, path string, dir *os.Root, isDir,
-	contents bool, o Options) (Result, error) {
+	contents bool, o Options, whole func()) (Result, error) {
 	body, digest := s.Body(o.note), archive.NewDigest(o.SHA256)
 	n, err := archive.Unpack(ctx, io.TeeReader(body, o.counted(digest)), staging.Root, archive.UnpackOptions{
 		Limits: o.Limits, Mode: o.Mode, Times: o.Times, Owner: o.Owner, Links: o.Links, Skip: o.Warn})
@@ -277,6 +293,7 @@ func receive(ctx context.Context, s *wire.Stream, staging *place.Staging, path s
 	if err := verify(body, digest, o.SHA256); err != nil {
 		return Result{}, err
 	}
+	whole()
 	source, err := staging.Source(contents)
 	if err != nil {
 		return Result{}, err
@@ -291,7 +308,7 @@ func receive(ctx context.Context, s *wire.Stream, staging *place.Staging, path s
 	}
 	merged := false
 	if err == nil {
-		merged, err = d.Commit(staging, source.Name, o.Overwrite)
+		merged, err = commit(d, staging, source.Name, o.Overwrite)
 	}
 	return Result{Sum: digest.Sum(), Entries: n.Entries, Path: path, Merged: merged}, err
 }
@@ -357,7 +374,9 @@ func ReceiveStream(ctx context.Context, s *wire.Stream, w io.Writer, o Options) 
 		return Result{}, err
 	}
 	end, err := body.End()
-	o.acknowledge(s)
+	results := make(chan error, 1)
+	go await(s, results)
+	o.acknowledge(s, results)
 	return Result{Sum: digest.Sum(), Entries: end.Entries}, err
 }
 

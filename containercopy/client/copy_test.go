@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/causeway-csi/causeway/containercopy/archive"
 	"github.com/causeway-csi/causeway/containercopy/internal/pipe"
@@ -152,6 +153,48 @@ func TestReceive(t *testing.T) {
 				t.Errorf("progress %d of %d, warnings %q", progress, r.Sum.Size, warned)
 			}
 		})
+	}
+}
+
+// TestAClientReadsDuringItsCommit: a connection answers pings only then.
+func TestAClientReadsDuringItsCommit(t *testing.T) {
+	source, took := filepath.Join(t.TempDir(), "s"), make(chan struct{})
+	write(t, source, "f=1")
+	commit = func(d place.Destination, s *place.Staging, top string, o place.Overwrite) (bool, error) {
+		select {
+		case <-took:
+		case <-time.After(time.Minute):
+			t.Error("the client reads nothing before the end of its commit")
+		}
+		return d.Commit(s, top, o)
+	}
+	t.Cleanup(func() { commit = place.Destination.Commit })
+	s, c := newContainer(t, func(s *wire.Stream) error {
+		digest := archive.NewDigest(true)
+		e, err := archive.OpenLocal(source)
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		n, err := archive.Pack(context.Background(), io.MultiWriter(s, digest), "s", e, archive.PackOptions{Limits: archive.DefaultLimits()})
+		if err == nil {
+			err = s.Send(wire.EndOf(digest.Sum(), n))
+		}
+		if err == nil {
+			err = s.Send(wire.Message{Type: wire.Progress})
+		}
+		close(took)
+		if err == nil {
+			_, err = s.Await(wire.Ack, nil)
+		}
+		return errors.Join(err, s.Send(wire.Message{Type: wire.Result}))
+	})
+	dir := t.TempDir()
+	if r, err := Receive(t.Context(), s, filepath.Join(dir, "new"), false, options()); err != nil || files(t, dir) != "new/f=1" {
+		t.Errorf("Receive = %+v, %v, files %q", r, err, files(t, dir))
+	}
+	if err := <-c.result; err != nil {
+		t.Error(err)
 	}
 }
 

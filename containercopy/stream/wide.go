@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"net"
 	"sync"
+	"time"
 )
 
 // wide is the size of the buffers of a Wide connection: several records of TLS, and a message.
@@ -89,9 +90,13 @@ func (l wideListener) Accept() (net.Conn, error) {
 	return NewWide(c), nil
 }
 
-// Pass copies from one connection to another until an error, which is that of the writer if wrote is set.
+// PassLimit is the time after which a peer that reads nothing ends a stream. The agent gives it less.
+const PassLimit = 2 * writeLimit
+
+// Pass copies from one connection to another until an error, which is that of the writer if wrote is set: a
+// write has a limit, else a client that is suspended would keep the connections of both sides.
 // A connection of TLS returns a record at a time: those that have arrived together are sent together.
-func Pass(to, from net.Conn) (wrote bool, err error) {
+func Pass(to, from net.Conn, limit time.Duration) (wrote bool, err error) {
 	const record = 16 << 10
 	buffer := make([]byte, 2*record)
 	in, out := wideOf(from), wideOf(to)
@@ -100,6 +105,9 @@ func Pass(to, from net.Conn) (wrote bool, err error) {
 		more := err == nil && in != nil && in.in.Buffered() > 0
 		if out != nil {
 			out.hold()
+		}
+		if err := to.SetWriteDeadline(time.Now().Add(limit)); err != nil {
+			return true, err
 		}
 		if n > 0 {
 			if _, err := to.Write(buffer[:n]); err != nil {

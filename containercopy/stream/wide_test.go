@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"crypto/rand"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/http/httptest"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -104,7 +106,7 @@ func TestPass(t *testing.T) {
 	up, agent, _ := tlsPair(t)
 	ended := make(chan bool, 1)
 	go func() {
-		wrote, _ := Pass(up, front)
+		wrote, _ := Pass(up, front, time.Minute)
 		ended <- wrote
 	}()
 	for _, size := range []int{1, 10, 16 << 10, 16<<10 + 1, 3 << 20} {
@@ -123,7 +125,7 @@ func TestPass(t *testing.T) {
 	agent.Close()
 	front2, client2, _ := tlsPair(t)
 	go func() {
-		wrote, _ := Pass(up, front2)
+		wrote, _ := Pass(up, front2, time.Minute)
 		ended <- wrote
 	}()
 	for {
@@ -142,6 +144,23 @@ func TestPass(t *testing.T) {
 	t.Error("no end")
 }
 
+// TestAPeerThatReadsNothing ends a stream, though the other peer and its data are there.
+func TestAPeerThatReadsNothing(t *testing.T) {
+	client, front, _ := tlsPair(t)
+	up, _, _ := tlsPair(t)
+	go func() {
+		for {
+			if _, err := client.Write(make([]byte, 64<<10)); err != nil {
+				return
+			}
+		}
+	}()
+	wrote, err := Pass(up, front, 50*time.Millisecond)
+	if !wrote || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Pass = %v, %v, want a write that exceeds its deadline", wrote, err)
+	}
+}
+
 // TestOtherConnections have no Wide connection below.
 func TestOtherConnections(t *testing.T) {
 	a, b := net.Pipe()
@@ -154,7 +173,7 @@ func TestOtherConnections(t *testing.T) {
 	c, d := net.Pipe()
 	defer c.Close()
 	defer d.Close()
-	go Pass(c, b)
+	go Pass(c, b, time.Minute)
 	if _, err := io.ReadFull(d, make([]byte, 1)); err != nil {
 		t.Error(err)
 	}

@@ -51,6 +51,13 @@ func (p *packets) Write(message []byte) error {
 	})
 }
 
+// closed reports whether the agent has closed its end.
+func (p *packets) closed() bool {
+	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0 && fds[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+}
+
 // Retry repeats a send for which the kernel has no memory at the moment: a packet needs pages in a row.
 func Retry(send func() error) error {
 	const pause, patience = 10 * time.Millisecond, 10 * time.Second

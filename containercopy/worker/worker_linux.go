@@ -204,6 +204,9 @@ func (w *worker) to() (m wire.Message, err error) {
 		return m, err
 	}
 	sum, n, err := w.receive(staging)
+	if err == nil && w.packets.closed() { // the copy was canceled after its last byte
+		err = wire.ErrNoResult
+	}
 	if err == nil {
 		m = wire.EndOf(sum, n)
 		m.Type = wire.Result

@@ -9,6 +9,7 @@ import (
 	"io"
 	stdlog "log"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -115,7 +116,7 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 	}{
 		{f.listen, func(l net.Listener) error { return calls.Serve(peertls.Limit(l)) }, calls.Stop},
 		{f.streamListen, func(l net.Listener) error {
-			return streams.Serve(tls.NewListener(stream.WideListener(peertls.Limit(l)),
+			return streams.Serve(tls.NewListener(stream.WideListener(f.limit(l)),
 				identity.ServerConfig(f.client, "http/1.1")))
 		}, func() { streams.Close() }},
 		{f.metrics, observed.Serve, func() { observed.Close() }},
@@ -143,6 +144,16 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 		return errors.New("copies in progress are interrupted")
 	}
 	return nil
+}
+
+// limit bounds the connections of streams: each copy has one.
+func (f flags) limit(l net.Listener) *connlimit.Listener {
+	const others = 64 // handshakes, and streams that are refused
+	copies := f.perNode
+	if copies == 0 {
+		copies = math.MaxInt - others
+	}
+	return connlimit.New(l, connlimit.Limits{Waiting: 2 * others, Known: others, Admitted: copies + others})
 }
 
 // connKey is the key of the connection of a request in its context.

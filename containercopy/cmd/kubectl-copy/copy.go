@@ -76,6 +76,9 @@ func run(ctx context.Context, args []string, s streams) int {
 // that names a part of the copy.
 func causeOf(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
+	if errors.Is(err, client.ErrUnknown) {
+		return fmt.Errorf("%w: %w", client.ErrUnknown, cause)
+	}
 	for _, follows := range []error{wire.ErrNoResult, net.ErrClosed, ctx.Err(), cause} {
 		if errors.Is(err, follows) {
 			return cause
