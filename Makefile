@@ -4,9 +4,8 @@ GO ?= ./hack/go
 export GOWORK = off
 # One value for all commands: with two, Go would compile client-go twice. The race detector needs C.
 export CGO_ENABLED = 0
-RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
-# Tests often wait for disks: one more package than cores keeps the cores busy.
-PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
+# Tests often wait for disks: three packages for each core keep the cores busy.
+PACKAGES = $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN || echo 2))
 # The packages with the longest tests come first: at the end, a core would wait for them.
 LONG = ./pkg/mounter ./pkg/backend/hostpath ./pkg/backend/smb/... ./test/crash ./pkg/...
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
@@ -38,17 +37,20 @@ FUZZTIME = 5s
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test race crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
 	@$(GO) run ./test/demo
 cluster-demo: ## start a Kubernetes cluster on this machine, install the driver, use it, and remove all of it; root, Debian
 	@$(GO) -C test/cluster run ./demo
-test: ## run all tests, those of the root module with the race detector if there is a C compiler
-	$(if $(RACE),CGO_ENABLED=1) $(GO) test -timeout 30m -p $(PACKAGES) $(RACE) $(LONG) ./...
+test: ## run all tests
+	$(GO) test -timeout 30m -p $(PACKAGES) $(LONG) ./...
 	$(SIDECARS) test -timeout 30m -p $(PACKAGES) ./...
-race: ## run the tests of sidecars/ and of container copy with the race detector, for which client-go is compiled again; needs a C compiler
+race-smoke: ## run the tests of the driver, the router and the client of shares with the race detector; needs a C compiler
+	CGO_ENABLED=1 $(GO) test -timeout 30m -p $(PACKAGES) -race ./pkg/driver ./test/nodes ./pkg/backend/smb/internal/client ./internal/... ./cmd/...
+race: ## run all tests with the race detector; needs a C compiler
+	CGO_ENABLED=1 $(GO) test -timeout 30m -p $(PACKAGES) -race $(LONG) ./...
 	set -e; for m in sidecars $(filter containercopy,$(COPY)); do CGO_ENABLED=1 $(GO) -C $$m test -timeout 30m -p $(PACKAGES) -race ./...; done
 crash: ## kill the driver and cut the power at every crash point; make test runs a part of these
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
