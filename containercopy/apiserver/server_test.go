@@ -259,13 +259,13 @@ func pod(namespace, name, node string, labels map[string]string) *core.Pod {
 	running := func(name string) core.ContainerStatus {
 		return core.ContainerStatus{Name: name, ContainerID: "containerd://id-" + name, State: core.ContainerState{Running: &core.ContainerStateRunning{}}}
 	}
-	ended := core.ContainerStatus{Name: "ended", ContainerID: "containerd://id-ended", State: core.ContainerState{Terminated: &core.ContainerStateTerminated{}}}
+	ended := core.ContainerStatus{Name: "ended", ContainerID: "containerd://id-ended", State: core.ContainerState{Terminated: &core.ContainerStateTerminated{Reason: "Error", ExitCode: 3}}}
 	debug := core.EphemeralContainer{EphemeralContainerCommon: core.EphemeralContainerCommon{Name: "debug"}}
 	return &core.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "uid", Labels: labels, Annotations: map[string]string{defaultContainer: "main"}},
 		Spec: core.PodSpec{NodeName: node, Containers: []core.Container{{Name: "first"}, {Name: "main"}, {Name: "ended"}, {Name: "waits"}, {Name: "refused"}},
 			InitContainers: []core.Container{{Name: "sidecar"}}, EphemeralContainers: []core.EphemeralContainer{debug}},
-		Status: core.PodStatus{ContainerStatuses: []core.ContainerStatus{running("first"), running("main"), ended, {Name: "waits"}, running("refused")},
+		Status: core.PodStatus{ContainerStatuses: []core.ContainerStatus{running("first"), running("main"), ended, {Name: "waits", State: core.ContainerState{Waiting: &core.ContainerStateWaiting{Reason: "ImagePullBackOff"}}}, running("refused")},
 			InitContainerStatuses: []core.ContainerStatus{running("sidecar")}, EphemeralContainerStatuses: []core.ContainerStatus{running("debug")}},
 	}
 }
@@ -421,13 +421,13 @@ func TestRefusals(t *testing.T) {
 	}{
 		"no user":                 {"", fromPath("ns", "p"), "path=/x", 401, "Unauthorized"},
 		"no right to exec":        {"reader", fromPath("ns", "p"), "path=/x", 403, "pods/exec"},
-		"no pod":                  {"exec-me", fromPath("ns", "none"), "path=/x", 404, `"none" not found`},
+		"no pod":                  {"exec-me", fromPath("ns", "none"), "path=/x", 404, `"ns/none" not found`},
 		"label of the pod":        {"exec-me", fromPath("ns", "denied"), "path=/x", 403, "the pod has the label deny"},
 		"label of the namespace":  {"exec-me", fromPath("closed", "p"), "path=/x", 403, "the namespace has the label deny"},
 		"admission":               {"exec-me", fromPath("ns", "p"), "path=/x&container=refused", 403, "by a policy"},
 		"unknown container":       {"exec-me", fromPath("ns", "p"), "path=/x&container=none", 400, "it has first, main"},
-		"container that ended":    {"exec-me", fromPath("ns", "p"), "path=/x&container=ended", 409, "ended is not running"},
-		"container that waits":    {"exec-me", fromPath("ns", "p"), "path=/x&container=waits", 409, "waits is not running"},
+		"container that ended":    {"exec-me", fromPath("ns", "p"), "path=/x&container=ended", 409, "ended is not running: terminated, Error, exit code 3"},
+		"container that waits":    {"exec-me", fromPath("ns", "p"), "path=/x&container=waits", 409, "waits is not running: waiting, ImagePullBackOff"},
 		"unknown parameter":       {"exec-me", fromPath("ns", "p"), "path=/x&follow=true", 400, "unknown parameter"},
 		"node without an agent":   {"exec-me", fromPath("ns", "far"), "path=/x", 503, "node node-2 has no agent"},
 		"pod of Windows":          {"exec-me", fromPath("ns", "windows"), "path=/x", 501, "for Windows nodes"},

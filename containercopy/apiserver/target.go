@@ -29,6 +29,9 @@ const defaultContainer = "kubectl.kubernetes.io/default-container"
 // locate returns a running container of a pod, by its name or the default. Errors: those of the API.
 func (c *Copies) locate(ctx context.Context, namespace, name, container string) (target, error) {
 	pod, err := c.Core.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) { // its text has no namespace
+		return target{}, apierrors.NewNotFound(pods, namespace+"/"+name)
+	}
 	if err != nil {
 		return target{}, err
 	}
@@ -50,14 +53,30 @@ func (c *Copies) locate(ctx context.Context, namespace, name, container string) 
 		return target{}, apierrors.NewBadRequest(fmt.Sprintf("container %.128q is not valid for pod %s: it has %s",
 			container, name, strings.Join(names, ", ")))
 	}
+	var state core.ContainerState
 	for _, s := range slices.Concat(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses,
 		pod.Status.EphemeralContainerStatuses) {
-		if _, id, ok := strings.Cut(s.ContainerID, "://"); ok && s.Name == container && s.State.Running != nil {
+		if s.Name != container {
+			continue
+		}
+		if _, id, ok := strings.Cut(s.ContainerID, "://"); ok && s.State.Running != nil {
 			return target{pod.Spec.NodeName, id, &v1alpha1.Pod{Namespace: namespace, Name: name, Uid: uid(pod)}}, nil
 		}
+		state = s.State
 	}
 	return target{}, apierrors.NewConflict(pods, name,
-		fmt.Errorf("container %s is not running", container))
+		fmt.Errorf("container %s is not running: %s", container, describe(state)))
+}
+
+// describe describes the state of a container that is not running, with the reason of the kubelet.
+func describe(s core.ContainerState) string {
+	switch {
+	case s.Terminated != nil:
+		return fmt.Sprintf("terminated, %s, exit code %d", s.Terminated.Reason, s.Terminated.ExitCode)
+	case s.Waiting != nil:
+		return "waiting, " + s.Waiting.Reason
+	}
+	return "the kubelet has reported no state"
 }
 
 // isWindows reports whether a pod is for Windows nodes.

@@ -25,7 +25,9 @@ var (
 	ErrRefused = errors.New("refused")
 	// ErrLimit: more than the Limits.
 	ErrLimit = errors.New("limit exceeded")
-	// ErrDamaged: the stream ends early, is no tar, or has another size or checksum than expected.
+	// ErrFormat: the stream is no tar stream, such as a compressed one, or was cut.
+	ErrFormat = errors.New("invalid tar stream")
+	// ErrDamaged: the stream has another size or checksum than expected.
 	ErrDamaged = errors.New("damaged stream")
 	// ErrChanged: a file changed during the copy.
 	ErrChanged = errors.New("changed during the copy")

@@ -3,6 +3,7 @@ package archive
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -30,6 +31,8 @@ type UnpackOptions struct {
 type unpacker struct {
 	ctx     context.Context
 	tar     *tar.Reader
+	read    *countingReader // below tar
+	next    int64           // offset of the block behind the last entry
 	root    *os.Root
 	budget  budget
 	options UnpackOptions
@@ -56,8 +59,9 @@ func Unpack(ctx context.Context, r io.Reader, root *os.Root, o UnpackOptions) (C
 		r = &limitedReader{r, o.Limits.Bytes, o.Limits.Bytes}
 	}
 	buffered := bufio.NewReaderSize(r, chunk)
-	u := &unpacker{ctx: ctx, tar: tar.NewReader(buffered), root: root, budget: budget{limits: o.Limits}, options: o,
-		buffer: make([]byte, chunk), links: map[string]*tar.Header{}, dirs: map[string]*tar.Header{"": nil}}
+	read := &countingReader{Reader: buffered}
+	u := &unpacker{ctx: ctx, tar: tar.NewReader(read), read: read, root: root, budget: budget{limits: o.Limits},
+		options: o, buffer: make([]byte, chunk), links: map[string]*tar.Header{}, dirs: map[string]*tar.Header{"": nil}}
 	defer u.leave()
 	err := u.all()
 	if err == nil {
@@ -67,6 +71,25 @@ func Unpack(ctx context.Context, r io.Reader, root *os.Root, o UnpackOptions) (C
 		err = u.finish()
 	}
 	return u.budget.counts, err
+}
+
+// countingReader counts the bytes that were read.
+type countingReader struct {
+	io.Reader
+	n     int64
+	zeros int // at the end of them, up to 2 blocks
+}
+
+func (r *countingReader) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	r.n += int64(n)
+	last := b[max(0, n-2*block):n]
+	rest := bytes.TrimRight(last, "\x00")
+	if len(rest) > 0 {
+		r.zeros = 0
+	}
+	r.zeros = min(r.zeros+len(last)-len(rest), 2*block)
+	return n, err
 }
 
 // limitedReader returns ErrLimit instead of reading more than left bytes.
@@ -97,11 +120,12 @@ func (u *unpacker) all() error {
 		}
 		h, err := u.tar.Next()
 		if errors.Is(err, io.EOF) {
-			return nil
+			return u.ended()
 		}
 		if err != nil {
-			return damaged(err)
+			return invalid(err)
 		}
+		u.behind(h)
 		if err := u.budget.entries(1); err != nil {
 			return err
 		}
@@ -111,10 +135,31 @@ func (u *unpacker) all() error {
 	}
 }
 
-// damaged gives an error of the tar format its class.
-func damaged(err error) error {
+// block is the size of a block of tar.
+const block = 512
+
+// behind notes the offset of the block behind an entry, of which the headers were read.
+func (u *unpacker) behind(h *tar.Header) {
+	u.next = u.read.n
+	if h.Typeflag == tar.TypeReg {
+		u.next += h.Size
+	}
+	u.next = (u.next + block - 1) / block * block
+}
+
+// ended returns ErrFormat unless the end of the archive, two blocks of zeros, is behind the last entry:
+// package tar also accepts a stream that was cut between two entries. pax(1), ustar.
+func (u *unpacker) ended() error {
+	if u.read.n < u.next+2*block || u.read.zeros < 2*block {
+		return fmt.Errorf("%w: it was cut: it lacks the end of the archive", ErrFormat)
+	}
+	return nil
+}
+
+// invalid gives an error of the tar format its class.
+func invalid(err error) error {
 	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrFieldTooLong) {
-		return fmt.Errorf("%w: %w", ErrDamaged, err)
+		return fmt.Errorf("%w: %w", ErrFormat, err)
 	}
 	return err
 }
@@ -176,7 +221,7 @@ func permitted(h *tar.Header) error {
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink:
 	case tar.TypeLink:
-		return fmt.Errorf("%w: %.128q is a hard link", ErrRefused, h.Name)
+		return fmt.Errorf("%w: %.128q is a hard link; see --hard-dereference of tar", ErrRefused, h.Name)
 	default:
 		return fmt.Errorf("%w: %.128q is of the kind %q: a copy has files, directories and symbolic links", ErrRefused,
 			h.Name, h.Typeflag)
@@ -294,7 +339,7 @@ func (u *unpacker) file(path, name string, h *tar.Header) error {
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
-	err = damaged(err)
+	err = invalid(err)
 	if err == nil {
 		err = u.attributes(f, h)
 	}

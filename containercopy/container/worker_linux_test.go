@@ -246,18 +246,19 @@ func TestNothingAppearsAfterAnError(t *testing.T) {
 		change func(*wire.Message)
 		want   wire.Code
 	}{
-		"checksum":              {worker.Spec{Path: "/tmp/new"}, stream, func(m *wire.Message) { m.CRC32C++ }, wire.DataLoss},
-		"size":                  {worker.Spec{Path: "/tmp/new"}, stream, func(m *wire.Message) { m.Size++ }, wire.DataLoss},
-		"SHA-256":               {worker.Spec{Path: "/tmp/new", SHA256: true}, stream, func(m *wire.Message) { m.SHA256 = strings.Repeat("00", 32) }, wire.DataLoss},
-		"another than declared": {worker.Spec{Path: "/tmp/new", Declared: &archive.Sum{Size: 1}}, stream, nil, wire.DataLoss},
-		"a cut stream":          {worker.Spec{Path: "/tmp/new"}, stream[:700], nil, wire.DataLoss},
-		"over the limit":        {worker.Spec{Path: "/tmp/new", Limits: small}, stream, nil, wire.OutOfRange},
-		"an empty stream":       {worker.Spec{Path: "/tmp/new"}, nil, nil, wire.InvalidArgument},
-		"existing":              {worker.Spec{Path: "/tmp/old"}, tarOf(t, "s", "new", false), nil, wire.AlreadyExists},
-		"over a file":           {worker.Spec{Path: "/tmp/old", Overwrite: place.Tree}, stream, nil, wire.FailedPrecondition},
-		"kernel filesystem":     {worker.Spec{Path: "/proc/sys/kernel"}, stream, nil, wire.FailedPrecondition},
-		"no parent":             {worker.Spec{Path: "/tmp/none/new"}, stream, nil, wire.NotFound},
-		"an invalid message":    {worker.Spec{Path: "/tmp/new"}, stream, func(m *wire.Message) { m.Type = "nonsense" }, wire.InvalidArgument},
+		"checksum":                 {worker.Spec{Path: "/tmp/new"}, stream, func(m *wire.Message) { m.CRC32C++ }, wire.DataLoss},
+		"size":                     {worker.Spec{Path: "/tmp/new"}, stream, func(m *wire.Message) { m.Size++ }, wire.DataLoss},
+		"SHA-256":                  {worker.Spec{Path: "/tmp/new", SHA256: true}, stream, func(m *wire.Message) { m.SHA256 = strings.Repeat("00", 32) }, wire.DataLoss},
+		"another than declared":    {worker.Spec{Path: "/tmp/new", Declared: &archive.Sum{Size: 1}}, stream, nil, wire.DataLoss},
+		"a cut stream":             {worker.Spec{Path: "/tmp/new"}, stream[:700], nil, wire.InvalidArgument},
+		"a stream without its end": {worker.Spec{Path: "/tmp/new"}, stream[:len(stream)-1024], nil, wire.InvalidArgument},
+		"over the limit":           {worker.Spec{Path: "/tmp/new", Limits: small}, stream, nil, wire.OutOfRange},
+		"an empty stream":          {worker.Spec{Path: "/tmp/new"}, nil, nil, wire.InvalidArgument},
+		"existing":                 {worker.Spec{Path: "/tmp/old"}, tarOf(t, "s", "new", false), nil, wire.AlreadyExists},
+		"over a file":              {worker.Spec{Path: "/tmp/old", Overwrite: place.Tree}, stream, nil, wire.FailedPrecondition},
+		"kernel filesystem":        {worker.Spec{Path: "/proc/sys/kernel"}, stream, nil, wire.FailedPrecondition},
+		"no parent":                {worker.Spec{Path: "/tmp/none/new"}, stream, nil, wire.NotFound},
+		"an invalid message":       {worker.Spec{Path: "/tmp/new"}, stream, func(m *wire.Message) { m.Type = "nonsense" }, wire.InvalidArgument},
 	} {
 		t.Run(name, func(t *testing.T) {
 			change := tc.change

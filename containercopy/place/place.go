@@ -112,7 +112,11 @@ const prefix = ".kcopy-"
 func NewStaging(dir *os.Root) (*Staging, error) {
 	s := &Staging{dir: dir, name: prefix + rand.Text()}
 	if err := dir.Mkdir(s.name, 0o700); err != nil {
-		return nil, fmt.Errorf("make a directory beside the destination: %w", err)
+		var p *fs.PathError
+		if errors.As(err, &p) {
+			err = p.Err // without the name, which is of no use
+		}
+		return nil, fmt.Errorf("no directory can be made beside the destination, for the unfinished copy: %w", err)
 	}
 	var err error
 	if s.Root, err = dir.OpenRoot(s.name); err != nil {

@@ -355,7 +355,7 @@ var codes = []struct {
 	code wire.Code
 }{
 	{archive.ErrLimit, wire.OutOfRange}, {archive.ErrRefused, wire.InvalidArgument},
-	{archive.ErrDamaged, wire.DataLoss}, {archive.ErrChanged, wire.Aborted},
+	{archive.ErrFormat, wire.InvalidArgument}, {archive.ErrDamaged, wire.DataLoss}, {archive.ErrChanged, wire.Aborted},
 	{archive.ErrKernelFilesystem, wire.FailedPrecondition}, {wire.ErrProtocol, wire.InvalidArgument},
 	{place.ErrExists, wire.AlreadyExists}, {place.ErrKind, wire.FailedPrecondition},
 	{place.ErrMounted, wire.FailedPrecondition}, {fs.ErrPermission, wire.PermissionDenied},

@@ -15,6 +15,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -83,7 +84,13 @@ type field struct {
 
 // text returns a parameter that is a string.
 func text(p *string) field {
-	return field{func(v string) error { *p = v; return nil }, func() string { return *p }}
+	return field{func(v string) error {
+		if !utf8.ValidString(v) { // the calls of agents are protobuf
+			return fmt.Errorf("%.128q is not UTF-8", v)
+		}
+		*p = v
+		return nil
+	}, func() string { return *p }}
 }
 
 // flag returns a parameter that is true or false.

@@ -44,7 +44,7 @@ func TestValues(t *testing.T) {
 func TestInvalidValues(t *testing.T) {
 	for _, query := range []string{"paht=/x", "path=/a&path=/b", "contents=perhaps", "size=1", "checksum=1", "size=-1&checksum=1",
 		"size=1&checksum=4294967296", "size=9223372036854775808&checksum=1", "sha256=" + strings.Repeat("0", 64),
-		"size=1&checksum=1&sha256=00", "size=1&checksum=1&sha256=" + strings.Repeat("g", 64), "overwrite=all"} {
+		"path=%2Fa%FF", "size=1&checksum=1&sha256=00", "size=1&checksum=1&sha256=" + strings.Repeat("g", 64), "overwrite=all"} {
 		v, err := url.ParseQuery(query)
 		if err != nil {
 			t.Fatal(err)

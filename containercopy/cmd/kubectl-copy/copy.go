@@ -16,6 +16,7 @@ import (
 
 	"github.com/causeway-csi/causeway/containercopy/api/options"
 	"github.com/causeway-csi/causeway/containercopy/client"
+	"github.com/causeway-csi/causeway/containercopy/place"
 	"github.com/causeway-csi/causeway/containercopy/wire"
 )
 
@@ -37,7 +38,7 @@ type streams struct {
 func run(ctx context.Context, args []string, s streams) int {
 	c, err := parse(args, s.out)
 	if err == nil && !c.help && !c.version {
-		err = c.checkLocal(s)
+		err = c.hint(c.checkLocal(s))
 	}
 	switch {
 	case err != nil:
@@ -62,6 +63,7 @@ func run(ctx context.Context, args []string, s streams) int {
 	if err != nil && ctx.Err() != nil {
 		err = causeOf(ctx, err)
 	}
+	err = c.hint(err)
 	r.end(result, c.checksum == "sha256", err)
 	switch {
 	case err == nil:
@@ -70,6 +72,16 @@ func run(ctx context.Context, args []string, s streams) int {
 		return codeBusy
 	}
 	return codeError
+}
+
+// hint adds the remedy to the error of an existing file, here or in the container.
+func (c *command) hint(err error) error {
+	var f *wire.Failure
+	exists := errors.Is(err, place.ErrExists) || errors.As(err, &f) && f.Code == wire.AlreadyExists
+	if !exists || c.overwrite != options.Never {
+		return err
+	}
+	return fmt.Errorf("%w; --overwrite=files replaces files", err)
 }
 
 // causeOf returns the reason for which ctx has ended, with an error that has another reason, such as one

@@ -212,7 +212,7 @@ func TestAFile(t *testing.T) {
 	s.start(t)
 	dir := t.TempDir()
 	for _, to := range []string{dir + "/new", dir, dir + "/"} {
-		if got := copying(t, "", "--overwrite=files", "p:/f", to); got.code != 0 || !strings.HasSuffix(got.err, "\n1 entry, 2048 bytes (2.0 KiB)\n") {
+		if got := copying(t, "", "--overwrite=files", "p:/f", to); got.code != 0 || !strings.HasSuffix(got.err, "\n1 entry, 2048 bytes of tar (2.0 KiB)\n") {
 			t.Errorf("%s: %+v", to, got)
 		}
 	}
@@ -221,10 +221,16 @@ func TestAFile(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, content, err)
 		}
 	}
+	if got := copying(t, "", "p:/f", dir); got.code != 1 || !strings.HasSuffix(got.err, "--overwrite=files replaces files\n") {
+		t.Errorf("an existing file: %+v", got)
+	}
+	if got := copying(t, "", "p:/f", dir+"/f"); got.code != 1 || !strings.HasSuffix(got.err, "--overwrite=files replaces files\n") {
+		t.Errorf("an existing file, before the request: %+v", got)
+	}
 	var r received
 	s.set(keeps(t, &r), nil)
 	if got := copying(t, "", dir+"/f", "other/p:/x"); got.code != 0 || strings.Join(r.names, " ") != "f" || r.sum.Check(r.end) != nil ||
-		got.err != "1 entry, 2048 bytes (2.0 KiB)\n" {
+		got.err != "1 entry, 2048 bytes of tar (2.0 KiB)\n" {
 		t.Errorf("%+v, %+v", got, r)
 	}
 	if want := "checksum=" + strconv.Itoa(int(r.sum.CRC32C)) + "&overwrite=never&path=%2Fx&size=2048"; s.last().URL.RawQuery != want {
@@ -322,7 +328,7 @@ func TestRefusals(t *testing.T) {
 		"forbidden": {refuses(metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden, Message: `pods "p" is forbidden: no exec`,
 			Details: &metav1.StatusDetails{Kind: "pods", Name: "p"}}), 1, `pods "p" is forbidden: no exec`},
 		"forbidden by kube-apiserver": {refuses(metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden, Message: "no right",
-			Details: &metav1.StatusDetails{Group: "copy.causeway.dev", Kind: "podcopiesfrom", Name: "p"}}), 1, "no right (or " + errNoAPI.Error() + ")"},
+			Details: &metav1.StatusDetails{Group: "copy.causeway.dev", Kind: "podcopiesfrom", Name: "p"}}), 1, "no right: the ClusterRoles of container copy have this right, if the cluster has it"},
 		"control characters":   {refuses(metav1.Status{Code: 500, Message: "no \x1b[1m right"}), 1, `"no \x1b[1m right"`},
 		"busy":                 {refuses(metav1.Status{Code: 429, Reason: metav1.StatusReasonTooManyRequests, Message: "try again later"}), 75, "try again later"},
 		"busy, kube-apiserver": {plain(429, "Too many requests, please try again later."), 75, "Too many requests, please try again later."},
@@ -498,7 +504,7 @@ func TestUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for words, args := range map[string][]string{
-		"0 arguments": {}, "1 arguments": {"a"}, "neither": {"a", "b"}, "both paths": {"p:/a", "q:/b"},
+		"0 arguments": {}, `--overwrite "f"`: {"--overwrite", "f", "p:/x"}, "1 arguments": {"a"}, "neither": {"a", "b"}, "both paths": {"p:/a", "q:/b"},
 		`"relative" in pod p must be absolute`: {"p:relative", "x"}, "3 arguments": {"p:/a", "x", "y"}, "empty": {"p:/a", ""},
 		`--checksum "md5"`: {"--checksum=md5", "p:/a", "x"}, `--overwrite "yes"`: {"--overwrite=yes", "p:/a", "x"},
 		`--preserve "xattrs"`: {"--preserve=mode,xattrs", "p:/a", "x"}, `--links "none"`: {"--links=none", "p:/a", "x"},
@@ -565,7 +571,7 @@ func TestReport(t *testing.T) {
 	r.end(client.Result{Entries: 3, Sum: archive.Sum{Size: 1023, SHA256: []byte{1, 255}}}, true, nil)
 	r.line(time.Now())
 	const want = "sent 6.0 MiB, 1.0 MiB/s\n" + "\rsent 6.0 MiB, 6.0 MiB/s\rsent 6 B, 6 B/s        \n" +
-		`kubectl copy: warning: "\u202egpj": "a\xff"` + "\n3 entries, 1023 bytes, SHA-256 of the tar stream 01ff\n"
+		`kubectl copy: warning: "\u202egpj": "a\xff"` + "\n3 entries, 1023 bytes of tar, SHA-256 of the tar 01ff\n"
 	if got := b.String(); got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}

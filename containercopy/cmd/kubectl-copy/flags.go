@@ -25,8 +25,9 @@ const usage = `Copy files and directories to and from containers.
   kubectl copy PATH [NAMESPACE/]POD:/PATH
 
 Paths in a container are absolute. The path - is a tar stream on standard input or output. A path to a
-directory that ends with /. means the content of the directory. An existing file is not replaced without
---overwrite. Exit codes: 0 copied; 1 error; 2 invalid command line; 75 too many copies: retry later.
+directory that ends with /. means the content of the directory, but not beside -. An existing file is not
+replaced without --overwrite. Exit codes: 0 copied; 1 error; 2 invalid command line, or no such local file
+or directory; 75 too many copies: retry later.
 
 `
 
@@ -59,7 +60,7 @@ func (c *command) flags(out io.Writer) *pflag.FlagSet {
 	fs.Usage = func() { fmt.Fprint(out, usage, "Flags:\n", fs.FlagUsages()) }
 	fs.StringVarP(&c.container, "container", "c", "", "name of the container; default: as for kubectl exec")
 	fs.StringVar(&c.checksum, "checksum", "crc32c", "checksum of both sides: crc32c or sha256")
-	fs.StringSliceVar(&c.preserve, "preserve", nil, "attributes that the copy keeps: mode, times, owner")
+	fs.StringSliceVar(&c.preserve, "preserve", nil, "attributes that the copy keeps: mode (permissions), times, owner")
 	fs.StringVar(&c.overwrite, "overwrite", options.Never, "never; files: replace files, and add to directories; "+
 		"tree: replace files and directories; the content of a directory, DIR/., is added")
 	fs.StringVar(&c.links, "links", "inside", "links from a container: inside: those that stay in the copy; all")
@@ -84,17 +85,21 @@ func parse(args []string, out io.Writer) (*command, error) {
 		return c, fmt.Errorf("%w: %w", client.ErrUsage, err)
 	case c.version:
 		return c, nil
-	case fs.NArg() != 2:
-		return c, fmt.Errorf("%w: %d arguments, want a source and a destination", client.ErrUsage, fs.NArg())
+	}
+	if err := c.check(); err != nil { // first: --overwrite takes the next argument as its value
+		return c, err
+	}
+	if fs.NArg() != 2 {
+		return c, fmt.Errorf("%w: %d arguments, want a source and a destination: see --help", client.ErrUsage, fs.NArg())
 	}
 	var err error
 	if c.from, c.to, err = client.ParseSpecs(fs.Arg(0), fs.Arg(1), runtime.GOOS == "windows"); err != nil {
 		return c, err
 	}
-	return c, c.check()
+	return c, c.checkNamespace()
 }
 
-// check returns an error for the first invalid value.
+// check returns an error for the first invalid value of a flag.
 func (c *command) check() error {
 	for _, f := range []struct {
 		name, value string
@@ -114,10 +119,16 @@ func (c *command) check() error {
 			return fmt.Errorf("%w: invalid --preserve %q: must be mode, times, owner", client.ErrUsage, p)
 		}
 	}
+	if c.timeout < 0 {
+		return fmt.Errorf("%w: invalid --timeout %s: must not be negative", client.ErrUsage, c.timeout)
+	}
+	return nil
+}
+
+// checkNamespace returns an error for an invalid namespace, or for two of them.
+func (c *command) checkNamespace() error {
 	namespace := c.overrides.Context.Namespace
 	switch pod := c.pod(); {
-	case c.timeout < 0:
-		return fmt.Errorf("%w: invalid --timeout %s: must not be negative", client.ErrUsage, c.timeout)
 	case namespace != "" && len(validation.IsDNS1123Label(namespace)) > 0:
 		return fmt.Errorf("%w: invalid --namespace %q", client.ErrUsage, namespace)
 	case namespace != "" && pod.Namespace != "" && pod.Namespace != namespace:

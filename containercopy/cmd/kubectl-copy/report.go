@@ -129,12 +129,12 @@ func (r *report) end(result client.Result, sha256 bool, err error) {
 	if result.Entries == 1 {
 		entries = "entry"
 	}
-	fmt.Fprintf(r.out, "%d %s, %d bytes", result.Entries, entries, result.Sum.Size)
+	fmt.Fprintf(r.out, "%d %s, %d bytes of tar", result.Entries, entries, result.Sum.Size)
 	if result.Sum.Size >= 1024 {
 		fmt.Fprintf(r.out, " (%s)", size(result.Sum.Size))
 	}
 	if sha256 {
-		fmt.Fprintf(r.out, ", SHA-256 of the tar stream %x", result.Sum.SHA256)
+		fmt.Fprintf(r.out, ", SHA-256 of the tar %x", result.Sum.SHA256)
 	}
 	if result.Merged {
 		fmt.Fprint(r.out, ", added to an existing directory")
