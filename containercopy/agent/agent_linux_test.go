@@ -267,8 +267,6 @@ func TestACopyInAndOut(t *testing.T) {
 	}
 }
 
-// TestPrecompute: the response has the sum of the stream. If the file changes until then, the copy
-// fails.
 // TestTheSHA256OfAStream that was not known before is verified, and is in the result.
 func TestTheSHA256OfAStream(t *testing.T) {
 	w := newWorld(t)
@@ -295,6 +293,8 @@ func TestTheSHA256OfAStream(t *testing.T) {
 	}
 }
 
+// TestPrecompute: the response has the sum of the stream. If the file changes until then, the copy
+// fails.
 func TestPrecompute(t *testing.T) {
 	w := newWorld(t)
 	precompute := func(r *v1alpha1.CopyFromContainerRequest) { r.Precompute = true }

@@ -51,7 +51,7 @@ func NewMetrics(r prometheus.Registerer, slots *quota.Slots) *Metrics {
 
 var help = map[string]string{
 	"container_copy_in_flight":     "Copies that have a slot.",
-	"container_copy_stuck_workers": "Workers that cannot be killed, because they wait for a filesystem.",
+	"container_copy_stuck_workers": "Workers that have outlived their copy: they remove it, or wait for a filesystem.",
 }
 
 // Finished counts a copy.

@@ -47,6 +47,9 @@ func (a *Agent) serve(t *transfer, client *stream.Socket) {
 		w, err = a.start(t.ctx, t)
 	} else {
 		err = wire.NewStream(w).Send(wire.Message{Type: wire.Start})
+		if err != nil && w.Gone() {
+			err = fmt.Errorf("%w: %w", container.ErrGone, err)
+		}
 	}
 	if err != nil {
 		result.Err = err

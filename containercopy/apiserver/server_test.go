@@ -154,9 +154,17 @@ type connects struct {
 
 func (*connects) Handles(o admission.Operation) bool { return o == admission.Connect }
 
-func (c *connects) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+func (c *connects) Validate(_ context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// As policies and webhooks do.
+	v, err := admission.NewVersionedAttributes(a, a.GetKind(), o)
+	if err != nil {
+		return err
+	}
+	if text, err := json.Marshal(v.VersionedObject.Object()); err != nil || !strings.Contains(string(text), `"kind":"PodCopy`) || !strings.Contains(string(text), `"path":"/`) {
+		return fmt.Errorf("the object of a webhook: %s, %w", text, err)
+	}
 	c.seen = append(c.seen, a)
 	if o, ok := a.GetObject().(*options.PodCopyFromOptions); ok && o.Container == "refused" {
 		return admission.NewForbidden(a, errors.New("by a policy"))

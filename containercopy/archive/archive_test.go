@@ -147,6 +147,8 @@ func TestHostileStreams(t *testing.T) {
 		"sparse":                         {[]made{sparse}, ErrRefused, "sparse"},
 		"a file through a link":          {[]made{link("l", ".."), file("l/outside", "x")}, ErrRefused, `link "l"`},
 		"a file far below a link":        {[]made{link("l", ".."), file("l/a/b", "x")}, ErrRefused, `link "l"`},
+		"a link below a link":            {[]made{link("l", ".."), link("l/outside", "/etc")}, ErrRefused, `link "l"`},
+		"a directory below a link":       {[]made{link("l", ".."), dir("l/outside")}, ErrRefused, `link "l"`},
 		"a directory over a link":        {[]made{link("l", ".."), dir("l"), file("l/outside", "x")}, ErrRefused, "two entries"},
 		"a link over a directory":        {[]made{dir("l"), link("l", "..")}, ErrRefused, "two entries"},
 		"a link over a parent":           {[]made{file("l/a", "x"), link("l", "..")}, ErrRefused, "two entries"},

@@ -36,7 +36,7 @@ type Result struct {
 	Merged  bool   // into an existing directory
 }
 
-// ErrUnknown: a copy to a container ended after its stream, and before its result.
+// ErrUnknown is the error of a copy to a container that ended after its stream, and before its result.
 var ErrUnknown = errors.New("the copy may be at its place")
 
 // isDirPath reports whether a path must be a directory: it ends with a separator.

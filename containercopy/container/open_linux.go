@@ -148,9 +148,11 @@ func (c *Container) isContained(cgroup string, init int) error {
 func (c *Container) sharesFiles(other int) (bool, error) {
 	for _, name := range []string{"ns/mnt", "root"} {
 		var mine, theirs unix.Stat_t
-		err := unix.Fstatat(c.dir, name, &mine, 0)
+		var err error
 		if name == "root" { // that of the copies: the process can change its root meanwhile
 			err = unix.Fstat(c.root, &mine)
+		} else {
+			err = unix.Fstatat(c.dir, name, &mine, 0)
 		}
 		if err != nil {
 			return false, gone("stat "+name, err)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"debug/elf"
 	"flag"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/causeway-csi/causeway/deploy/images/oci"
@@ -80,7 +82,23 @@ func build(ctx context.Context, to, program, arch string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", to, "./cmd/"+program)
 	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	return cmd.Run()
+	if err := cmd.Run(); err != nil {
+		return err
+	}
+	return static(to)
+}
+
+// static returns an error for a program that has an interpreter: it would load libraries.
+func static(program string) error {
+	f, err := elf.Open(program)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		return fmt.Errorf("%s is not linked statically", program)
+	}
+	return nil
 }
 
 // reference returns the name of an image.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -136,5 +137,17 @@ func TestImages(t *testing.T) {
 		if len(found) != len(i.programs) {
 			t.Errorf("%s has %q", i.name, found)
 		}
+	}
+}
+
+// TestStatic: a program of Debian is linked dynamically, and one of this module is not.
+func TestStatic(t *testing.T) {
+	if err := static("/bin/sh"); err == nil || !strings.Contains(err.Error(), "not linked statically") {
+		t.Errorf("static(/bin/sh) = %v", err)
+	}
+	worker := filepath.Join(t.TempDir(), "worker")
+	t.Chdir("..")
+	if err := build(t.Context(), worker, "worker", runtime.GOARCH); err != nil {
+		t.Error(err)
 	}
 }

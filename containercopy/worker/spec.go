@@ -1,5 +1,5 @@
 // Package worker copies to or from one container, as the identity of the container. A worker is a
-// process of its own: the agent starts it in the user namespace, or in a sibling with the same maps,
+// process of its own: the agent starts it in a sibling of the user namespace, with the same maps,
 // with the user of the container, and with an empty root. The worker has three descriptors: the root
 // directory of the container, a packet socket to the agent, and proc.
 //

@@ -29,23 +29,37 @@ func (o *PodCopyToOptions) DeepCopyObject() runtime.Object {
 	return &c
 }
 
-// AddToScheme registers the options, and their conversion from query parameters. Internal and external
-// options are the same types.
+// AddToScheme registers the options, and their conversions: from query parameters, and to themselves for the
+// policies and webhooks of the admission. Internal and external options are the same types.
 func AddToScheme(s *runtime.Scheme) error {
 	for _, v := range []schema.GroupVersion{Version, {Group: Version.Group, Version: runtime.APIVersionInternal}} {
 		s.AddKnownTypes(v, &PodCopyFromOptions{}, &PodCopyToOptions{})
 	}
 	metav1.AddToGroupVersion(s, Version)
-	if err := s.AddConversionFunc((*url.Values)(nil), (*PodCopyFromOptions)(nil),
-		func(from, to any, _ conversion.Scope) error {
+	for _, c := range []struct {
+		from, to any
+		convert  conversion.ConversionFunc
+	}{
+		{(*url.Values)(nil), (*PodCopyFromOptions)(nil), func(from, to any, _ conversion.Scope) error {
 			return to.(*PodCopyFromOptions).Parse(*from.(*url.Values))
-		}); err != nil {
-		return err
-	}
-	return s.AddConversionFunc((*url.Values)(nil), (*PodCopyToOptions)(nil),
-		func(from, to any, _ conversion.Scope) error {
+		}},
+		{(*url.Values)(nil), (*PodCopyToOptions)(nil), func(from, to any, _ conversion.Scope) error {
 			return to.(*PodCopyToOptions).Parse(*from.(*url.Values))
-		})
+		}},
+		{(*PodCopyFromOptions)(nil), (*PodCopyFromOptions)(nil), func(from, to any, _ conversion.Scope) error {
+			*to.(*PodCopyFromOptions) = *from.(*PodCopyFromOptions).DeepCopyObject().(*PodCopyFromOptions)
+			return nil
+		}},
+		{(*PodCopyToOptions)(nil), (*PodCopyToOptions)(nil), func(from, to any, _ conversion.Scope) error {
+			*to.(*PodCopyToOptions) = *from.(*PodCopyToOptions).DeepCopyObject().(*PodCopyToOptions)
+			return nil
+		}},
+	} {
+		if err := s.AddConversionFunc(c.from, c.to, c.convert); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // OpenAPIModelName is the name of the options in OpenAPI documents.
