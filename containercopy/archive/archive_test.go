@@ -235,7 +235,7 @@ func TestCutStreams(t *testing.T) {
 	if _, _, err := unpack(t, data, UnpackOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for n := 0; n < len(data); n++ {
+	for n := range len(data) {
 		if n%512 > 1 && n%37 != 0 {
 			continue
 		}

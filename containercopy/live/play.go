@@ -42,7 +42,7 @@ type play struct {
 // all runs all steps, up to the first failure.
 func (p play) all() error {
 	for _, step := range []func() error{p.pods, p.files, p.streams, p.users, p.labels, p.policies, p.audits, p.limits,
-		p.upgrade, p.kills, p.deletion, p.off} {
+		p.upgrade, p.kills, p.deletion, p.renewal, p.off} {
 		if err := step(); err != nil {
 			return err
 		}

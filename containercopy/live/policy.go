@@ -2,6 +2,7 @@ package main
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -80,4 +81,48 @@ func (p play) audits() error {
 		}
 	}
 	return nil
+}
+
+// renewal makes new certificates. All programs read them without a restart; until then copies fail.
+func (p play) renewal() error {
+	say("New certificates")
+	pods, ca, err := p.identity()
+	if err != nil {
+		return err
+	}
+	if err := p.install("--set=certificates.generation=2"); err != nil {
+		return err
+	}
+	for row, start := 0, time.Now(); row < 10; row++ {
+		if text, err := p.command("user:/scratch/tree", "-").CombinedOutput(); err != nil {
+			if time.Since(start) > policyLimit {
+				return fmt.Errorf("copies fail %s after the renewal: %.300q", policyLimit, text)
+			}
+			row = -1
+			time.Sleep(time.Second)
+		}
+	}
+	podsNow, caNow, err := p.identity()
+	switch {
+	case err != nil:
+		return err
+	case ca == caNow:
+		return errors.New("the CA of the API servers is the same")
+	case pods != podsNow:
+		return fmt.Errorf("pods were restarted: before %s, after %s", pods, podsNow)
+	}
+	fmt.Println("Ten copies in a row have succeeded, with another CA and the same pods")
+	return nil
+}
+
+// identity returns the pods of container copy with the restarts of their containers, and the CA of the
+// API servers at kube-apiserver.
+func (p play) identity() (pods, ca string, err error) {
+	pods, err = p.kubectl.Run(p.ctx, "-n", namespace, "get", "pods", "--sort-by=.metadata.uid", "-o",
+		`jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[*].restartCount}{"\n"}{end}`)
+	if err != nil {
+		return "", "", err
+	}
+	ca, err = p.kubectl.Run(p.ctx, "get", "apiservice", "v1alpha1.copy.causeway.dev", "-o=jsonpath={.spec.caBundle}")
+	return pods, ca, err
 }

@@ -90,7 +90,8 @@ func parse(args []string, out io.Writer) (*command, error) {
 		return c, err
 	}
 	if fs.NArg() != 2 {
-		return c, fmt.Errorf("%w: %d arguments, want a source and a destination: see --help", client.ErrUsage, fs.NArg())
+		return c, fmt.Errorf("%w: %d arguments, want a source and a destination: see --help", client.ErrUsage,
+			fs.NArg())
 	}
 	var err error
 	if c.from, c.to, err = client.ParseSpecs(fs.Arg(0), fs.Arg(1), runtime.GOOS == "windows"); err != nil {
