@@ -124,9 +124,14 @@ func renameLinkless(fromDir int, a string, toDir int, b string) error {
 	if err != nil {
 		return err
 	}
-	unix.Close(fd)
+	defer unix.Close(fd)
 	err = renameat2(fromDir, a, toDir, b, 0)
-	if err != nil {
+	if err == nil {
+		return nil
+	}
+	var mine, theirs unix.Stat_t // another program may have made or written it meanwhile
+	if unix.Fstat(fd, &mine) == nil && unix.Fstatat(toDir, b, &theirs, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+		mine.Ino == theirs.Ino && theirs.Size == 0 {
 		unix.Unlinkat(toDir, b, 0)
 	}
 	return err
