@@ -29,6 +29,7 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/internal/pod"
 	"github.com/causeway-csi/causeway/containercopy/stream"
 	"github.com/causeway-csi/causeway/containercopy/wire"
+	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
@@ -268,6 +269,33 @@ func contentOf(t *testing.T, url, dir string) string {
 		t.Fatal(err)
 	}
 	return string(content)
+}
+
+// TestEachCopyHasAConnection: the listener of streams does not refuse one below --max-copies.
+func TestEachCopyHasAConnection(t *testing.T) {
+	for _, perNode := range []int{100, 0} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		limited := flags{perNode: perNode}.limit(l)
+		t.Cleanup(func() { limited.Close() })
+		for i := range 150 {
+			client, err := net.Dial("tcp", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { client.Close() })
+			c, err := limited.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			if err := connlimit.Admit(c); err != nil {
+				t.Fatalf("--max-copies=%d, connection %d: %v", perNode, i, err)
+			}
+		}
+	}
 }
 
 func TestInvalidFlags(t *testing.T) {
