@@ -235,7 +235,7 @@ func TestCutStreams(t *testing.T) {
 	if _, _, err := unpack(t, data, UnpackOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for n := range len(data) {
+	for n := range data {
 		if n%512 > 1 && n%37 != 0 {
 			continue
 		}
