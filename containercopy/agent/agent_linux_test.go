@@ -314,6 +314,15 @@ func TestPrecompute(t *testing.T) {
 	}
 	_, err = w.from("/none", precompute)
 	w.wantCode(err, codes.NotFound, "/none")
+	resp = must[*v1alpha1.CopyFromContainerResponse](w)(w.from("/etc/hostname", precompute))
+	w.mu.Lock()
+	worker := w.copies[resp.CopyId].worker
+	w.mu.Unlock()
+	w.pod.End()
+	<-worker.Ended()
+	if m, err := w.open(resp.Url).Await(wire.Result, nil); !errors.As(err, &f) || f.Code != wire.FailedPrecondition {
+		t.Errorf("after the end of the container: %+v, %v, want FAILED_PRECONDITION", m, err)
+	}
 }
 
 // TestTheThirdCopy of a pod is rejected at once, and a copy that ends makes room.

@@ -3,10 +3,11 @@ package apiserver
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,9 +40,8 @@ func (c *Copies) locate(ctx context.Context, namespace, name, container string) 
 		return target{}, err
 	}
 	if isWindows(pod) {
-		return target{}, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
-			Code: http.StatusNotImplemented, Reason: metav1.StatusReasonUnknown,
-			Message: "pod " + name + " is for Windows nodes, whose containers have no copies"}}
+		return target{}, statusOf(pod.Spec.NodeName, status.Errorf(codes.Unimplemented,
+			"pod %s is for Windows nodes, whose containers have no copies", name))
 	}
 	if container == "" {
 		container = pod.Annotations[defaultContainer]

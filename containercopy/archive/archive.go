@@ -25,7 +25,7 @@ var (
 	ErrRefused = errors.New("refused")
 	// ErrLimit: more than the Limits.
 	ErrLimit = errors.New("limit exceeded")
-	// ErrFormat: the stream is no tar stream, such as a compressed one, or was cut.
+	// ErrFormat: the stream was cut, or is not a tar stream. A compressed stream is not.
 	ErrFormat = errors.New("invalid tar stream")
 	// ErrDamaged: the stream has another size or checksum than expected.
 	ErrDamaged = errors.New("damaged stream")

@@ -245,8 +245,8 @@ func Receive(ctx context.Context, s *wire.Stream, path string, contents bool, o 
 	if err != nil {
 		return Result{}, err
 	}
-	results := make(chan error, 1)
-	r, err := receive(ctx, s, staging, path, dir, isDir, contents, o, func() { go await(s, results) })
+	var results <-chan error
+	r, err := receive(ctx, s, staging, path, dir, isDir, contents, o, func() { results = await(s) })
 	left := staging.Remove()
 	if err != nil {
 		s.Send(refusal(err))
@@ -262,9 +262,13 @@ func Receive(ctx context.Context, s *wire.Stream, path string, contents bool, o 
 
 // await awaits the end of the container. A connection answers the pings of the agent only while it is read,
 // so a client reads during its commit, which can take minutes.
-func await(s *wire.Stream, results chan<- error) {
-	_, err := s.Await(wire.Result, nil)
-	results <- err
+func await(s *wire.Stream) <-chan error {
+	results := make(chan error, 1)
+	go func() {
+		_, err := s.Await(wire.Result, nil)
+		results <- err
+	}()
+	return results
 }
 
 // acknowledge reports a copy that is complete to the container, and awaits its end.
@@ -374,9 +378,7 @@ func ReceiveStream(ctx context.Context, s *wire.Stream, w io.Writer, o Options) 
 		return Result{}, err
 	}
 	end, err := body.End()
-	results := make(chan error, 1)
-	go await(s, results)
-	o.acknowledge(s, results)
+	o.acknowledge(s, await(s))
 	return Result{Sum: digest.Sum(), Entries: end.Entries}, err
 }
 

@@ -231,6 +231,38 @@ func TestAnExchangeWhoseLastRenameFails(t *testing.T) {
 	}
 }
 
+// TestATreeIsDurableBeforeItReplacesAnother, also one that its owner cannot read.
+func TestATreeIsDurableBeforeItReplacesAnother(t *testing.T) {
+	root := newRoot(t)
+	grow(t, root, "d/f=old")
+	var during string
+	syncfs = func(int) error {
+		content, err := root.ReadFile("d/f")
+		during += string(content)
+		return err
+	}
+	t.Cleanup(func() { syncfs = unix.Syncfs })
+	s := Source{Name: "s", Dir: true}
+	d, err := at(root, "d", s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	staging, err := NewStaging(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grow(t, staging.Root, "s/f=new")
+	if err := staging.Root.Chmod("s", 0o300); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Commit(staging, "s", Tree); err != nil || during != "old" {
+		t.Errorf("Commit = %v, at syncfs the destination had %q", err, during)
+	}
+	if err := errors.Join(root.Chmod("d", 0o700), staging.Remove()); err != nil || grown(t, root) != "d/f=new" {
+		t.Errorf("%v, %s", err, grown(t, root))
+	}
+}
+
 // TestAFilesystemWithOwnersOfItsOwn, such as a share: each directory has the owner and mode of its mount.
 func TestAFilesystemWithOwnersOfItsOwn(t *testing.T) {
 	root := newRoot(t)

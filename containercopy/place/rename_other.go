@@ -65,7 +65,11 @@ func (c commit) flushTree(staged string) error {
 	if !info.IsDir() {
 		return c.flush(staged)
 	}
-	return c.each(staged, batch, func(name string, _ fs.DirEntry) error { return c.flushTree(path.Join(staged, name)) })
+	err = c.each(staged, batch, func(name string, _ fs.DirEntry) error { return c.flushTree(path.Join(staged, name)) })
+	if errors.Is(err, fs.ErrPermission) { // a directory that its owner cannot read
+		return nil
+	}
+	return err
 }
 
 // noMounts returns ErrMounted if an entry is a mount point, or has one below it.

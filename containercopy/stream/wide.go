@@ -90,7 +90,7 @@ func (l wideListener) Accept() (net.Conn, error) {
 	return NewWide(c), nil
 }
 
-// PassLimit is the time after which a peer that reads nothing ends a stream. The agent gives it less.
+// PassLimit is the time after which a peer that reads nothing ends a stream. The limit of the agent is shorter.
 const PassLimit = 2 * writeLimit
 
 // Pass copies from one connection to another until an error, which is that of the writer if wrote is set: a

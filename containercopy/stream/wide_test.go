@@ -5,10 +5,12 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -155,9 +157,24 @@ func TestAPeerThatReadsNothing(t *testing.T) {
 			}
 		}
 	}()
-	wrote, err := Pass(up, front, 50*time.Millisecond)
-	if !wrote || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("Pass = %v, %v, want a write that exceeds its deadline", wrote, err)
+	if err := up.SetDeadline(time.Time{}); err != nil { // that of tlsPair would also end the write
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		wrote, err := Pass(up, front, 50*time.Millisecond)
+		if !wrote {
+			err = fmt.Errorf("an error of the reader: %w", err)
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, os.ErrDeadlineExceeded) || strings.Contains(err.Error(), "reader") {
+			t.Errorf("Pass = %v, want a write that exceeds its deadline", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("Pass waits for a peer that reads nothing")
 	}
 }
 

@@ -328,7 +328,7 @@ func TestRefusals(t *testing.T) {
 		"forbidden": {refuses(metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden, Message: `pods "p" is forbidden: no exec`,
 			Details: &metav1.StatusDetails{Kind: "pods", Name: "p"}}), 1, `pods "p" is forbidden: no exec`},
 		"forbidden by kube-apiserver": {refuses(metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden, Message: "no right",
-			Details: &metav1.StatusDetails{Group: "copy.causeway.dev", Kind: "podcopiesfrom", Name: "p"}}), 1, "no right: the ClusterRoles of container copy have this right, if the cluster has it"},
+			Details: &metav1.StatusDetails{Group: "copy.causeway.dev", Kind: "podcopiesfrom", Name: "p"}}), 1, "no right: the ClusterRoles of container copy have this right, if it is installed"},
 		"control characters":   {refuses(metav1.Status{Code: 500, Message: "no \x1b[1m right"}), 1, `"no \x1b[1m right"`},
 		"busy":                 {refuses(metav1.Status{Code: 429, Reason: metav1.StatusReasonTooManyRequests, Message: "try again later"}), 75, "try again later"},
 		"busy, kube-apiserver": {plain(429, "Too many requests, please try again later."), 75, "Too many requests, please try again later."},

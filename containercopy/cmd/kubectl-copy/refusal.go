@@ -35,7 +35,7 @@ func refusal(answer *http.Response) error {
 		return fmt.Errorf("%w (%w)", errNoAPI, api)
 	case code == http.StatusForbidden && status.Details != nil && status.Details.Group == options.Version.Group:
 		// kube-apiserver asks for the right before it looks for the API.
-		return fmt.Errorf("%w: the ClusterRoles of container copy have this right, if the cluster has it", api)
+		return fmt.Errorf("%w: the ClusterRoles of container copy have this right, if it is installed", api)
 	}
 	return api
 }
