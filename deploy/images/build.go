@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/causeway-csi/causeway/deploy/images/licenses"
 )
 
 // tags and ldflags are as in make build.
@@ -117,76 +118,15 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 	return nil
 }
 
-// licenses returns the licenses of all modules that a program is made of, and that of Go, each text
-// once.
-func licenses(ctx context.Context, root, platform string, p product) ([]byte, error) {
+// licensesOf returns the licenses of the modules that a program is made of.
+func licensesOf(ctx context.Context, root, platform string, p product) ([]byte, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {
 		return nil, err
 	}
 	from, pkg := p.pkg(root)
-	list, err := output(ctx, from, environment(platform), "go", "list", "-deps", "-tags", tags,
-		"-f", "{{with .Module}}{{.Path}}{{with .Version}} {{.}}{{end}}\t{{.Dir}}{{end}}", pkg)
-	if err != nil {
-		return nil, err
-	}
-	goroot, err := output(ctx, root, nil, "go", "env", "GOROOT")
-	if err != nil {
-		return nil, err
-	}
-	modules := strings.Split(strings.TrimSpace(list), "\n")
-	modules = append(modules, "Go\t"+strings.TrimSpace(goroot))
-	slices.Sort(modules)
-	whose := map[string][]string{} // by text
-	var texts []string
-	for _, m := range slices.Compact(modules) {
-		name, dir, ok := strings.Cut(m, "\t")
-		if !ok {
-			continue // the standard library's packages have no module
-		}
-		found, err := licenseFiles(dir)
-		if err == nil && len(found) == 0 && dir == filepath.Join(root, p.module) { // the module of the root has it
-			found, err = licenseFiles(root)
-		}
-		if err == nil && len(found) == 0 && dir != p.source { // an author may not have chosen a license yet
-			err = fmt.Errorf("no license in %s", dir)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		for _, t := range found {
-			if whose[t] == nil {
-				texts = append(texts, t)
-			}
-			whose[t] = append(whose[t], name)
-		}
-	}
-	out := bytes.NewBufferString(p.name + " is made of these modules, under the license that follows each list.\n")
-	for _, t := range texts {
-		fmt.Fprintf(out, "\n%s\n\n%s\n\n%s\n", strings.Repeat("=", 80), strings.Join(whose[t], "\n"), t)
-	}
-	return out.Bytes(), nil
-}
-
-var licenseName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([-.].*)?$`)
-
-// licenseFiles returns the texts of the licenses in the first directory of a module.
-func licenseFiles(dir string) (texts []string, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if !e.Type().IsRegular() || !licenseName.MatchString(e.Name()) {
-			continue
-		}
-		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			return nil, err
-		}
-		texts = append(texts, strings.TrimSpace(string(content)))
-	}
-	return texts, nil
+	return licenses.Text(ctx, licenses.Program{Name: p.name, Root: root, Dir: from, Package: pkg, Tags: tags,
+		Env: environment(platform), Unlicensed: p.source})
 }
 
 // output runs a program in dir and returns its output.

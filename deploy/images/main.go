@@ -301,7 +301,7 @@ func (m *maker) add(ctx context.Context, p product, image oci.Image, from []debi
 	if err != nil {
 		return err
 	}
-	copyright, err := licenses(ctx, m.root, image.Platform, p)
+	copyright, err := licensesOf(ctx, m.root, image.Platform, p)
 	if err != nil {
 		return err
 	}

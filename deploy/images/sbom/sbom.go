@@ -3,13 +3,13 @@ package sbom
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/json"
 	"fmt"
 	"net/url"
 	"regexp"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spdx/tools-golang/spdx"
@@ -18,8 +18,16 @@ import (
 	"github.com/causeway-csi/causeway/deploy/images/debian"
 )
 
-// Image is the content of an image for a platform.
+// Purposes of packages.
+const (
+	container = "CONTAINER"
+	// Application is the purpose of a program outside of an image.
+	Application = "APPLICATION"
+)
+
+// Image is the content of an image for a platform, or a program for it.
 type Image struct {
+	Purpose                           string // Application; "" for an image
 	Name, Version, Revision, Platform string
 	Module                            string           // of Go, that the program is of
 	Program                           []byte           // which the Go command has built
@@ -38,8 +46,12 @@ func Document(i Image) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", i.Name, err)
 	}
-	image := newPackage("Image-"+i.Name, i.Name, i.Version, "")
-	image.PrimaryPackagePurpose = "CONTAINER"
+	kind := "Image-"
+	if i.Purpose == Application {
+		kind = "Program-"
+	}
+	image := newPackage(kind+i.Name, i.Name, i.Version, "")
+	image.PrimaryPackagePurpose = cmp.Or(i.Purpose, container)
 	image.PackageComment = "revision " + i.Revision + ", " + i.Platform
 	// The name of a document is unique: two uncommitted trees, for example, have the same revision.
 	space := fmt.Sprintf("https://%s/spdx/%s/%s/%s/%s/%.16x", i.Module, i.Name, url.PathEscape(i.Version), i.Revision,
@@ -93,10 +105,15 @@ func goPackages(info *buildinfo.BuildInfo, main, version string) (all []*spdx.Pa
 	add("stdlib", strings.TrimPrefix(info.GoVersion, "go"))
 	add(main, version) // the Go command does not know its version
 	for _, m := range info.Deps {
-		if m.Replace != nil {
-			m = &debug.Module{Path: m.Replace.Path, Version: m.Replace.Version}
+		switch r := m.Replace; {
+		case m.Path == main: // a dependency of another module of the repository
+		case r != nil && r.Version == "": // replaced by a directory of the repository
+			add(m.Path, version)
+		case r != nil:
+			add(r.Path, r.Version)
+		default:
+			add(m.Path, m.Version)
 		}
-		add(m.Path, m.Version)
 	}
 	return all
 }

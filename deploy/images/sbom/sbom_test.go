@@ -76,11 +76,14 @@ func TestAnSBOMHasTheModules(t *testing.T) {
 	for _, p := range goPackages(&debug.BuildInfo{GoVersion: "go1.26.1", Deps: []*debug.Module{
 		{Path: "example.com/a", Version: "v1.0.0+incompatible"},
 		{Path: "example.com/b", Version: "v1.0.0", Replace: &debug.Module{Path: "example.com/c", Version: "v2.0.0"}},
+		{Path: "example.com/product/part", Version: "v0.0.0", Replace: &debug.Module{Path: "../part"}},
+		{Path: "example.com/product", Version: "v0.0.0", Replace: &debug.Module{Path: ".."}},
 	}}, "example.com/product", "dev") {
 		got = append(got, p.PackageExternalReferences[0].Locator)
 	}
 	want := []string{"pkg:golang/stdlib@1.26.1", "pkg:golang/example.com/product@dev",
-		"pkg:golang/example.com/a@v1.0.0%2Bincompatible", "pkg:golang/example.com/c@v2.0.0"}
+		"pkg:golang/example.com/a@v1.0.0%2Bincompatible", "pkg:golang/example.com/c@v2.0.0",
+		"pkg:golang/example.com/product/part@dev"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
