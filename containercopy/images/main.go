@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/deploy/images/oci"
+	"github.com/causeway-csi/causeway/deploy/images/sbom"
 )
 
 // registry is the prefix of the names of images.
@@ -41,16 +42,20 @@ func main() {
 	defer stop()
 	out := flag.String("out", "images-out", "`directory` of the archives")
 	tag := flag.String("version", "dev", "`tag` of the images")
+	revision := flag.String("revision", "unknown", "`commit` of the sources, for the SBOMs")
 	arch := flag.String("arch", runtime.GOARCH, "`processors`, separated by commas: amd64, arm64")
 	flag.Parse()
-	if err := run(ctx, *out, *tag, strings.Split(*arch, ",")); err != nil {
+	if err := run(ctx, *out, version{*tag, *revision}, strings.Split(*arch, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
 		os.Exit(1)
 	}
 }
 
-// run builds the programs, and writes the archives.
-func run(ctx context.Context, out, tag string, arches []string) error {
+// version is the tag of the images and the commit of the sources.
+type version struct{ tag, revision string }
+
+// run builds the programs, and writes the archives, the SBOMs and a file with all digests.
+func run(ctx context.Context, out string, v version, arches []string) error {
 	dir, err := os.MkdirTemp("", "causeway-images-")
 	if err != nil {
 		return err
@@ -59,6 +64,7 @@ func run(ctx context.Context, out, tag string, arches []string) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
+	var list []string
 	for _, i := range images {
 		for program := range i.programs {
 			for _, arch := range arches {
@@ -68,13 +74,18 @@ func run(ctx context.Context, out, tag string, arches []string) error {
 			}
 		}
 		path := filepath.Join(out, i.name+".tar")
-		digests, err := i.write(dir, path, tag, arches...)
+		digests, err := i.write(dir, path, v, arches...)
 		if err != nil {
 			return fmt.Errorf("%s: %w", i.name, err)
 		}
-		fmt.Println(path, i.reference(tag), digests.Image)
+		fmt.Println(path, i.reference(v.tag), digests.Image)
+		list = append(list, i.reference(v.tag)+"@"+digests.Image)
+		for platform, digest := range digests.Manifests {
+			list = append(list, i.reference(v.tag)+"@"+digest+" "+platform)
+		}
 	}
-	return nil
+	slices.Sort(list)
+	return os.WriteFile(filepath.Join(out, "digests.txt"), []byte(strings.Join(list, "\n")+"\n"), 0o644)
 }
 
 // build builds a program of cmd.
@@ -104,21 +115,38 @@ func static(program string) error {
 // reference returns the name of an image.
 func (i image) reference(tag string) string { return registry + "/" + i.name + ":" + tag }
 
-// write writes the archive of an image. Its programs are in a directory for each processor.
-func (i image) write(dir, path, tag string, arches ...string) (oci.Digests, error) {
+// write writes the archive of an image, and its SBOMs beside it. Its programs are in a directory for
+// each processor.
+func (i image) write(dir, path string, v version, arches ...string) (oci.Digests, error) {
 	var all []oci.Image
 	for _, arch := range arches {
-		made, err := i.make(filepath.Join(dir, arch), tag, arch)
+		made, err := i.make(filepath.Join(dir, arch), v, arch)
 		if err != nil {
 			return oci.Digests{}, err
 		}
+		for _, f := range made.Layers[0] {
+			if name, ok := strings.CutSuffix(f.Path, ".spdx.json"); ok {
+				to := filepath.Join(filepath.Dir(path), filepath.Base(name)+".linux-"+arch+".spdx.json")
+				if err := os.WriteFile(to, f.Content, 0o644); err != nil {
+					return oci.Digests{}, err
+				}
+			}
+		}
 		all = append(all, made)
 	}
-	return oci.Write(path, i.reference(tag), all...)
+	return oci.Write(path, i.reference(v.tag), all...)
 }
 
-// make returns the image for a processor with the programs in a directory.
-func (i image) make(dir, tag, arch string) (oci.Image, error) {
+// sbomName is the name of a program in an SBOM: that of the image, and of its other programs.
+func (i image) sbomName(program string) string {
+	if i.programs[program] == i.entry {
+		return i.name
+	}
+	return i.name + "-" + program
+}
+
+// make returns the image for a processor with the programs in a directory. It has an SBOM of each.
+func (i image) make(dir string, v version, arch string) (oci.Image, error) {
 	files := []oci.File{
 		{Path: "/etc/passwd", Mode: 0o644, Content: []byte("root:x:0:0:root:/:/sbin/nologin\n" +
 			"nonroot:x:65532:65532:nonroot:/:/sbin/nologin\n")},
@@ -129,11 +157,18 @@ func (i image) make(dir, tag, arch string) (oci.Image, error) {
 		if err != nil {
 			return oci.Image{}, err
 		}
-		files = append(files, oci.File{Path: at, Mode: 0o755, Content: content})
+		name := i.sbomName(program)
+		list, err := sbom.Document(sbom.Image{Name: name, Version: v.tag, Revision: v.revision, Platform: "linux/" + arch,
+			Module: "github.com/causeway-csi/causeway", Program: content})
+		if err != nil {
+			return oci.Image{}, err
+		}
+		files = append(files, oci.File{Path: at, Mode: 0o755, Content: content},
+			oci.File{Path: "/usr/share/sbom/" + name + ".spdx.json", Mode: 0o644, Content: list})
 	}
 	return oci.Image{Platform: "linux/" + arch, Layers: [][]oci.File{files},
 		Entrypoint: []string{i.entry}, User: i.user, Labels: map[string]string{
 			"org.opencontainers.image.source":  "https://github.com/causeway-csi/causeway",
-			"org.opencontainers.image.version": strings.TrimSpace(tag),
+			"org.opencontainers.image.version": strings.TrimSpace(v.tag),
 		}}, nil
 }

@@ -37,14 +37,22 @@ func blobs(t *testing.T, path string) map[string][]byte {
 	}
 }
 
-// programs makes the programs of all images in a directory.
+// programs makes the programs of all images in a directory: this test, each with an end of its own.
 func programs(t *testing.T, dir string) {
 	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	test, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for _, program := range []string{"agent", "worker", "apiserver"} {
-		if err := os.WriteFile(filepath.Join(dir, program), []byte("the program "+program), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, program), slices.Concat(test, []byte("the program "+program)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -56,7 +64,7 @@ func TestProcessors(t *testing.T) {
 	programs(t, filepath.Join(dir, "amd64"))
 	programs(t, filepath.Join(dir, "arm64"))
 	path := filepath.Join(dir, "image.tar")
-	digests, err := images[0].write(dir, path, "v1", "amd64", "arm64")
+	digests, err := images[0].write(dir, path, version{"v1", "abc"}, "amd64", "arm64")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +84,7 @@ func TestProcessors(t *testing.T) {
 	if want := []string{"linux/amd64", "linux/arm64"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if _, err := images[0].write(dir, path, "v1", "amd64", "riscv64"); err == nil {
+	if _, err := images[0].write(dir, path, version{"v1", "abc"}, "amd64", "riscv64"); err == nil {
 		t.Error("an image without programs is written")
 	}
 }
@@ -87,7 +95,7 @@ func TestImages(t *testing.T) {
 	programs(t, filepath.Join(dir, "arm64"))
 	for _, i := range images {
 		path := filepath.Join(dir, i.name+".tar")
-		if _, err := i.write(dir, path, "v1", "arm64"); err != nil {
+		if _, err := i.write(dir, path, version{"v1", "abc"}, "arm64"); err != nil {
 			t.Fatal(err)
 		}
 		all := blobs(t, path)
@@ -119,23 +127,33 @@ func TestImages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := map[string]string{}
+		found, sboms := map[string]string{}, 0
 		for r := tar.NewReader(z); ; {
 			h, err := r.Next()
 			if err != nil {
 				break
 			}
-			if content, _ := io.ReadAll(r); h.Mode&0o111 != 0 && h.Typeflag == tar.TypeReg {
+			content, err := io.ReadAll(r)
+			switch {
+			case err != nil:
+				t.Fatal(err)
+			case strings.HasSuffix(h.Name, ".spdx.json"):
+				beside := strings.TrimSuffix(filepath.Base(h.Name), ".spdx.json") + ".linux-arm64.spdx.json"
+				if got, err := os.ReadFile(filepath.Join(dir, beside)); err != nil || !bytes.Equal(got, content) {
+					t.Errorf("%s: %v, or another SBOM than %s", beside, err, h.Name)
+				}
+				sboms++
+			case h.Mode&0o111 != 0 && h.Typeflag == tar.TypeReg:
 				found["/"+strings.Trim(h.Name, "./")] = string(content)
 			}
 		}
 		for program, at := range i.programs {
-			if found[at] != "the program "+program {
-				t.Errorf("%s has %q", i.name, found)
+			if !strings.HasSuffix(found[at], "the program "+program) {
+				t.Errorf("%s has no %s", i.name, at)
 			}
 		}
-		if len(found) != len(i.programs) {
-			t.Errorf("%s has %q", i.name, found)
+		if len(found) != len(i.programs) || sboms != len(i.programs) {
+			t.Errorf("%s has %d programs and %d SBOMs", i.name, len(found), sboms)
 		}
 	}
 }
