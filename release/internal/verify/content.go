@@ -1,0 +1,316 @@
+package verify
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/causeway-csi/causeway/release/internal/archive"
+	"github.com/causeway-csi/causeway/release/internal/attest"
+)
+
+// Names of artifacts that do not depend on the version.
+const (
+	notes   = "RELEASE_NOTES.md"
+	digests = "image-digests.txt"
+)
+
+// content checks the contents of files whose sums are correct.
+type content struct {
+	dir     string
+	version string
+	build   attest.Build
+	sums    attest.Sums
+	digests []string        // of images, as lines of image-digests.txt
+	sboms   map[string]bool // SBOMs that describe an image or a program
+}
+
+// check checks each file by its kind. A file of no kind is an error: it would have no check.
+func (c *content) check() error {
+	failures := []error{c.complete()}
+	for _, name := range c.sums.Names() {
+		check := c.kind(name)
+		if check == nil {
+			failures = append(failures, fmt.Errorf("unexpected file %s: no kind of artifact has this name", name))
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(c.dir, name))
+		if err == nil {
+			err = check(name, data)
+		}
+		if err != nil {
+			failures = append(failures, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	for _, name := range c.sums.Names() {
+		if strings.HasSuffix(name, ".spdx.json") && !c.sboms[name] {
+			failures = append(failures, fmt.Errorf("%s: no image and no program has this SBOM", name))
+		}
+	}
+	failures = append(failures, c.listed())
+	return errors.Join(failures...)
+}
+
+// required are the files of each release; {V} is the version, {N} the version without v.
+var required = []string{
+	"causeway-{N}.tgz", "causeway-manifests_{V}.tar.gz", "causeway-docs_{V}.tar.gz", notes, digests,
+	"driver.tar", "driver-windows.tar", "csi-sidecars.tar", "csi-sidecars-node.tar", "csi-sidecars-node-windows.tar",
+	"causeway_{V}_linux_amd64.tar.gz", "causeway_{V}_linux_arm64.tar.gz", "causeway_{V}_windows_amd64.zip",
+	"causeway-release-verify_{V}_linux_amd64.tar.gz",
+}
+
+// complete reports missing files.
+func (c *content) complete() error {
+	var failures []error
+	names := strings.NewReplacer("{V}", c.version, "{N}", strings.TrimPrefix(c.version, "v"))
+	for _, name := range required {
+		if name = names.Replace(name); c.sums[name] == "" {
+			failures = append(failures, fmt.Errorf("missing artifact %s", name))
+		}
+	}
+	return errors.Join(failures...)
+}
+
+// kind returns the check of a file.
+func (c *content) kind(name string) func(name string, data []byte) error {
+	version := regexp.QuoteMeta(c.version)
+	for _, k := range []struct {
+		pattern string
+		check   func(name string, data []byte) error
+	}{
+		{`[a-z-]+\.tar`, c.image},
+		{`[a-z-]+\.[a-z]+-[a-z0-9]+\.spdx\.json`, c.sbom},
+		{`[a-z-]+-` + version[1:] + `\.tgz`, c.chart},
+		{`krew-[a-z]+\.yaml`, c.krew},
+		{`causeway-manifests_` + version + `\.tar\.gz`, c.manifests},
+		{`causeway-docs_` + version + `\.tar\.gz`, c.docs},
+		{`[a-z-]+_` + version + `_(linux|darwin)_[a-z0-9]+\.tar\.gz`, c.programs},
+		{`[a-z-]+_` + version + `_windows_[a-z0-9]+\.zip`, c.programs},
+		{regexp.QuoteMeta(notes), c.notes},
+		{regexp.QuoteMeta(digests), func(string, []byte) error { return nil }}, // listed checks it
+	} {
+		if regexp.MustCompile(`^` + k.pattern + `$`).MatchString(name) {
+			return k.check
+		}
+	}
+	return nil
+}
+
+// notes checks the release notes.
+func (c *content) notes(_ string, data []byte) error {
+	if !strings.HasPrefix(string(data), "# Causeway "+c.version+"\n") {
+		return fmt.Errorf("not the notes of %s", c.version)
+	}
+	return nil
+}
+
+// docs checks that the site has its first page.
+func (c *content) docs(name string, data []byte) error {
+	files, err := archive.Read(name, data)
+	if err != nil {
+		return err
+	}
+	first := "causeway-docs-" + c.version + "/index.html"
+	if !slices.ContainsFunc(files, func(f archive.File) bool { return f.Name == first }) {
+		return fmt.Errorf("no %s", first)
+	}
+	return nil
+}
+
+// chart checks the versions of a package of a chart, and the tags of its images.
+func (c *content) chart(name string, data []byte) error {
+	files, err := archive.Read(name, data)
+	if err != nil {
+		return err
+	}
+	dir := strings.TrimSuffix(name, "-"+strings.TrimPrefix(c.version, "v")+".tgz")
+	var chart struct{ Name, Version, AppVersion string }
+	var values struct{ Images map[string]any }
+	for file, into := range map[string]any{"Chart.yaml": &chart, "values.yaml": &values} {
+		i := slices.IndexFunc(files, func(f archive.File) bool { return f.Name == path.Join(dir, file) })
+		if i < 0 {
+			return fmt.Errorf("no %s", file)
+		}
+		if err := yaml.Unmarshal(files[i].Content, into); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	if chart.Name != dir || "v"+chart.Version != c.version || chart.AppVersion != c.version {
+		return fmt.Errorf("the chart is %s %s for %s", chart.Name, chart.Version, chart.AppVersion)
+	}
+	return c.tags(values.Images)
+}
+
+// tags checks that all tags in values are those of the release: the default is the version of the
+// application.
+func (c *content) tags(values map[string]any) error {
+	for key, value := range values {
+		if inner, ok := value.(map[string]any); ok {
+			if err := c.tags(inner); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+		}
+		if key == "tag" && value != "" && value != c.version {
+			return fmt.Errorf("the values have the tag %v", value)
+		}
+	}
+	return nil
+}
+
+// tag matches the tag of Causeway's images in a manifest or a kustomization.
+var tag = regexp.MustCompile(`(?m)(?:image: "?ghcr\.io/causeway-csi/[a-z-]+:|^ *newTag: "?)([^\s"]+)"?$`)
+
+// manifests checks the tags of images.
+func (c *content) manifests(name string, data []byte) error {
+	files, err := archive.Read(name, data)
+	if err != nil {
+		return err
+	}
+	found := 0
+	for _, f := range files {
+		for _, m := range tag.FindAllSubmatch(f.Content, -1) {
+			if found++; string(m[1]) != c.version {
+				return fmt.Errorf("%s: an image has the tag %s", f.Name, m[1])
+			}
+		}
+	}
+	if found == 0 {
+		return errors.New("no image in the manifests")
+	}
+	return nil
+}
+
+// krew checks the archives that the manifest of a plugin names.
+func (c *content) krew(name string, data []byte) error {
+	var plugin struct {
+		Metadata struct{ Name string }
+		Spec     struct {
+			Version   string
+			Platforms []struct{ URI, SHA256, Bin string }
+		}
+	}
+	if err := yaml.Unmarshal(data, &plugin); err != nil {
+		return err
+	}
+	if name != "krew-"+plugin.Metadata.Name+".yaml" || plugin.Spec.Version != c.version {
+		return fmt.Errorf("the plugin is %s %s", plugin.Metadata.Name, plugin.Spec.Version)
+	}
+	prefix := "kubectl-" + plugin.Metadata.Name + "_" + c.version + "_"
+	named := map[string]bool{}
+	for _, p := range plugin.Spec.Platforms {
+		dir, file := path.Split(p.URI)
+		if dir != attest.Source+"/releases/download/"+c.version+"/" || !strings.HasPrefix(file, prefix) {
+			return fmt.Errorf("the address %s is not of this release", p.URI)
+		}
+		if p.SHA256 == "" || c.sums[file] != p.SHA256 {
+			return fmt.Errorf("the sum of %s is %s", file, p.SHA256)
+		}
+		named[file] = true
+	}
+	for _, file := range c.sums.Names() {
+		if strings.HasPrefix(file, prefix) && !named[file] {
+			return fmt.Errorf("no %s", file)
+		}
+	}
+	return nil
+}
+
+// programs checks the programs in an archive: the platform and the version that the linker has set,
+// and the SBOM.
+func (c *content) programs(name string, data []byte) error {
+	files, err := archive.Read(name, data)
+	if err != nil {
+		return err
+	}
+	base, _, _ := strings.Cut(strings.TrimSuffix(name, ".zip"), ".tar.gz")
+	parts := strings.Split(base, "_")
+	goos, arch := parts[len(parts)-2], strings.Join(parts[len(parts)-1:], "")
+	programs := 0
+	for _, f := range files {
+		if !f.Executable {
+			continue
+		}
+		programs++
+		if err := c.program(f, goos, arch); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+	}
+	if programs == 0 {
+		return errors.New("no program")
+	}
+	return nil
+}
+
+// program checks a program of the Go command.
+func (c *content) program(f archive.File, goos, arch string) error {
+	info, err := buildinfo.Read(bytes.NewReader(f.Content))
+	if err != nil {
+		return err
+	}
+	setting := func(key string) string {
+		i := slices.IndexFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == key })
+		if i < 0 {
+			return ""
+		}
+		return info.Settings[i].Value
+	}
+	if setting("GOOS") != goos || setting("GOARCH") != arch || info.GoVersion != c.build.Go {
+		return fmt.Errorf("built for %s/%s by %s", setting("GOOS"), setting("GOARCH"), info.GoVersion)
+	}
+	// The build information has no -ldflags if paths are trimmed. The linker ends the values of -X by
+	// a zero byte, which the versions of modules in the program do not have.
+	if !bytes.Contains(f.Content, append([]byte(c.version), 0)) {
+		return fmt.Errorf("the program has another version than %s", c.version)
+	}
+	return c.described(strings.TrimSuffix(f.Name, ".exe"), goos+"-"+arch, f.Content)
+}
+
+// sbom checks the version in an SBOM.
+func (c *content) sbom(_ string, data []byte) error {
+	var document struct {
+		SPDXVersion string `json:"spdxVersion"`
+		Packages    []struct {
+			Version string `json:"versionInfo"`
+		}
+	}
+	if err := json.Unmarshal(data, &document); err != nil {
+		return err
+	}
+	if document.SPDXVersion != "SPDX-2.3" || len(document.Packages) < 2 || document.Packages[0].Version != c.version {
+		return fmt.Errorf("not an SBOM of %s", c.version)
+	}
+	return nil
+}
+
+// described checks that the SBOM of a program is of exactly this program: the document's namespace
+// ends with its sum.
+func (c *content) described(program, platform string, data []byte) error {
+	name := program + "." + platform + ".spdx.json"
+	list, err := os.ReadFile(filepath.Join(c.dir, name))
+	if err != nil {
+		return fmt.Errorf("no SBOM: %w", err)
+	}
+	var document struct {
+		Namespace string `json:"documentNamespace"`
+	}
+	if err := json.Unmarshal(list, &document); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if !strings.HasSuffix(document.Namespace, fmt.Sprintf("/%.16x", sha256.Sum256(data))) {
+		return fmt.Errorf("%s describes another program", name)
+	}
+	c.sboms[name] = true
+	return nil
+}

@@ -1,0 +1,207 @@
+package verify_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/release/internal/archive"
+	"github.com/causeway-csi/causeway/release/internal/build"
+	"github.com/causeway-csi/causeway/release/internal/releasetest"
+)
+
+// edit replaces text in a file of a release, which may be in an archive: archive.tgz/path.
+func (m made) edit(t *testing.T, file, before, after string) {
+	t.Helper()
+	name, inner, archived := strings.Cut(file, "/")
+	content := m.files(t)[name]
+	if !archived {
+		m.write(t, name, replace(t, content, before, after))
+		return
+	}
+	files, err := archive.Read(name, content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for i, f := range files {
+		if f.Name == inner {
+			files[i].Content, found = replace(t, f.Content, before, after), true
+		}
+	}
+	if !found {
+		t.Fatalf("%s has no %s", name, inner)
+	}
+	var out bytes.Buffer
+	write := func() error { return archive.TarGz(&out, time.Unix(0, 0), files) }
+	switch filepath.Ext(name) {
+	case ".zip":
+		write = func() error { return archive.Zip(&out, time.Unix(0, 0), files) }
+	case ".tar":
+		write = func() error { return plain(&out, files) }
+	}
+	if err := write(); err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, name, out.Bytes())
+}
+
+// plain writes a tar archive.
+func plain(out *bytes.Buffer, files []archive.File) error {
+	w := tar.NewWriter(out)
+	for _, f := range files {
+		if err := w.WriteHeader(&tar.Header{Name: f.Name, Size: int64(len(f.Content)), Mode: 0o644}); err != nil {
+			return err
+		}
+		if _, err := w.Write(f.Content); err != nil {
+			return err
+		}
+	}
+	return w.Close()
+}
+
+func replace(t *testing.T, content []byte, before, after string) []byte {
+	t.Helper()
+	if !bytes.Contains(content, []byte(before)) {
+		t.Fatalf("no %q", before)
+	}
+	return bytes.ReplaceAll(content, []byte(before), []byte(after))
+}
+
+// TestMistakesOfABuildAreFound: all signatures and sums of these releases are correct.
+func TestMistakesOfABuildAreFound(t *testing.T) {
+	const archives = "kubectl-copy_v0.1.0_linux_amd64.tar.gz"
+	m := makeRelease(t, nil)
+	all := m.files(t)
+	for name, tc := range map[string]struct {
+		file, before, after string
+		want                string
+	}{
+		"a chart of another version":       {"causeway-0.1.0.tgz/causeway/Chart.yaml", "version: 0.1.0", "version: 0.2.0", "the chart is causeway 0.2.0"},
+		"a chart for other images":         {"causeway-0.1.0.tgz/causeway/Chart.yaml", "appVersion: v0.1.0", "appVersion: dev", "for dev"},
+		"values with a tag":                {"causeway-0.1.0.tgz/causeway/values.yaml", `tag: ""`, "tag: dev", "the values have the tag dev"},
+		"a manifest with another tag":      {"causeway-manifests_v0.1.0.tar.gz/causeway-v0.1.0/deploy/linux/node.yaml", "driver:v0.1.0", "driver:dev", "an image has the tag dev"},
+		"a kustomization with another tag": {"causeway-manifests_v0.1.0.tar.gz/causeway-v0.1.0/deploy/linux/kustomization.yaml", "newTag: v0.1.0", "newTag: dev", "an image has the tag dev"},
+		"a program of another version":     {archives + "/kubectl-copy", "\x00v0.1.0\x00", "\x00v0.0.9\x00", "another version than v0.1.0"},
+		"a program for another platform":   {archives + "/kubectl-copy", "GOARCH=amd64", "GOARCH=arm64", "built for linux/arm64"},
+		"a program of another Go":          {archives + "/kubectl-copy", "go1.26.8", "go1.26.7", "by go1.26.7"},
+		"a program without its SBOM":       {archives + "/kubectl-copy", "\x00kubectl-copy\x00", "\x00kubectl-kopy\x00", "describes another program"},
+		"an SBOM of another version":       {"kubectl-copy.linux-amd64.spdx.json", `"versionInfo": "v0.1.0"`, `"versionInfo": "v0.0.9"`, "not an SBOM of v0.1.0"},
+		"an SBOM that the image lacks":     {"driver.linux-arm64.spdx.json", "Tool: ", "Tool:  ", "another SBOM than usr/share/sbom/driver.spdx.json"},
+		"a plugin's sum":                   {"krew-copy.yaml", "sha256: ", "sha256: 0", "the sum of kubectl-copy_v0.1.0"},
+		"a plugin's address":               {"krew-copy.yaml", "download/v0.1.0/", "download/v0.0.9/", "is not of this release"},
+		"a plugin's platform":              {"krew-copy.yaml", "_linux_arm64", "_linux_amd64", "the sum of"},
+		"a plugin's version":               {"krew-copy.yaml", "version: v0.1.0", "version: v0.0.9", "the plugin is copy v0.0.9"},
+		"a wrong digest":                   {"image-digests.txt", "driver:v0.1.0@sha256:", "driver:v0.1.0@sha256:0", "differs from the images"},
+		"notes of another version":         {"RELEASE_NOTES.md", "# Causeway v0.1.0", "# Causeway v0.0.9", "not the notes of v0.1.0"},
+		"a site without its first page":    {"causeway-docs_v0.1.0.tar.gz/causeway-docs-v0.1.0/index.html", "", "", "no causeway-docs-v0.1.0/index.html"},
+		"the name of an image":             {"driver.tar/index.json", "driver:v0.1.0", "driver:dev", "the image is ghcr.io/causeway-csi/driver:dev"},
+		"the size of an image":             {"driver.tar/index.json", `"size":`, `"size":1`, "is missing or wrong"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				for name, content := range all {
+					m.write(t, name, content)
+				}
+			}()
+			if tc.before == "" {
+				m.rename(t, tc.file)
+			} else {
+				m.edit(t, tc.file, tc.before, tc.after)
+			}
+			if err := m.verify(); err == nil {
+				t.Error("the release is correct before it is signed again")
+			}
+			m.again(t)
+			if err := m.verify(); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v, want %s", err, tc.want)
+			}
+		})
+	}
+}
+
+// rename gives a file in an archive another name.
+func (m made) rename(t *testing.T, file string) {
+	t.Helper()
+	name, inner, _ := strings.Cut(file, "/")
+	files, err := archive.Read(name, m.files(t)[name])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range files {
+		if f.Name == inner {
+			files[i].Name += ".old"
+		}
+	}
+	var out bytes.Buffer
+	if err := archive.TarGz(&out, time.Unix(0, 0), files); err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, name, out.Bytes())
+}
+
+// TestABlobOfAnImageIsChecked changes each blob of an archive of images.
+func TestABlobOfAnImageIsChecked(t *testing.T) {
+	m := makeRelease(t, nil)
+	whole := m.files(t)["driver.tar"]
+	files, err := archive.Read("driver.tar", whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blobs := 0
+	for i, f := range files {
+		if !strings.HasPrefix(f.Name, "blobs/") {
+			continue
+		}
+		blobs++
+		files[i].Content = append(bytes.Clone(f.Content[:len(f.Content)-1]), f.Content[len(f.Content)-1]^1)
+		var out bytes.Buffer
+		if err := plain(&out, files); err != nil {
+			t.Fatal(err)
+		}
+		m.write(t, "driver.tar", out.Bytes())
+		m.again(t)
+		if err := m.verify(); err == nil || !strings.Contains(err.Error(), "is missing or wrong") {
+			t.Errorf("%s: %v", f.Name, err)
+		}
+		files[i].Content = f.Content
+	}
+	if blobs != 7 { // an index, two manifests, two configurations, two layers
+		t.Errorf("%d blobs", blobs)
+	}
+}
+
+// TestAFileOfNoKindIsFound: a file that the maintainer has signed, but that has no check, and files
+// that are absent.
+func TestAFileOfNoKindIsFound(t *testing.T) {
+	m := makeRelease(t, nil)
+	m.write(t, "driver.linux-s390x.spdx.json", m.files(t)["driver.linux-amd64.spdx.json"])
+	m.write(t, "install.sh", []byte("#!/bin/sh\n"))
+	for _, name := range []string{"causeway-0.1.0.tgz", "csi-sidecars.linux-arm64.spdx.json"} {
+		if err := os.Remove(filepath.Join(m.dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.again(t)
+	err := m.verify()
+	for _, want := range []string{
+		"unexpected file install.sh", "missing artifact causeway-0.1.0.tgz",
+		"driver.linux-s390x.spdx.json: no image and no program has this SBOM", "csi-sidecars.linux-arm64.spdx.json: no such",
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// TestAProgramWithoutAVersionIsFound: the linker has not set the version of the programs.
+func TestAProgramWithoutAVersionIsFound(t *testing.T) {
+	m := makeRelease(t, func(o *build.Options) { o.Maker = releasetest.Maker{Reported: "dev"} })
+	if err := m.verify(); err == nil || strings.Count(err.Error(), "another version than v0.1.0") < 9 {
+		t.Errorf("%v, want it for 9 archives at least", err)
+	}
+}
