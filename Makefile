@@ -11,7 +11,7 @@ LONG = ./pkg/mounter ./pkg/backend/hostpath ./pkg/backend/smb/... ./test/crash .
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Separate modules keep the product's go.mod small. Their tests run on Linux.
-MODULES = test/cluster sidecars/test test/e2e deploy/images $(COPY)
+MODULES = test/cluster sidecars/test test/e2e deploy/images release $(COPY)
 # Container copy. The rest does not need the folder: hack/without-containercopy.
 COPY = $(patsubst %/go.mod,%,$(wildcard containercopy/go.mod containercopy/live/go.mod))
 # The flags of the suite's program, for all of its packages: with other flags Go would compile Kubernetes a second time, which takes minutes.
@@ -32,12 +32,17 @@ LDFLAGS = -s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/s
 VERSION = dev
 IMAGES = linux/amd64,linux/arm64,windows/amd64
 IMAGE_FLAGS =
+# A release: the key of cosign that signs, the public key that verifies, and more flags, such as --windows-base=… or --allow-unsigned.
+KEY =
+PUB =
+OUT = bin/release/$(VERSION)
+RELEASE_FLAGS =
 # The time of each fuzz target.
 FUZZTIME = 5s
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -107,6 +112,13 @@ images: ## build the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IM
 	@$(GO) -C deploy/images run . --version=$(VERSION) --platforms=$(IMAGES) $(IMAGE_FLAGS)
 images-lock: ## select the newest packages of Debian 12 for the images: deploy/images/debian.lock
 	@$(GO) -C deploy/images run . --lock
+release: ## build a release from its tag: bin/release/VERSION (VERSION=v1.2.3, KEY=cosign.key with COSIGN_PASSWORD): docs/contributing/release.md
+	@cosign=; if [ -n "$(KEY)" ]; then cosign=$$($(GO) -C tools/cosign tool -n cosign); fi; \
+	$(GO) -C release run ./cmd/release --root=$(CURDIR) --version=$(VERSION) --out=$(abspath $(OUT)) --key=$(abspath $(KEY)) --cosign=$$cosign $(RELEASE_FLAGS)
+release-verify: ## verify a release as a user does, without a network (VERSION=v1.2.3, PUB=cosign.pub): docs/how-to/verify-a-release.md
+	@$(GO) -C release run ./cmd/causeway-release-verify --version=$(VERSION) --key=$(abspath $(PUB)) $(RELEASE_FLAGS) $(abspath $(OUT))
+test-release: ## run the tests of the release: manipulated files, reproducibility, refusals
+	$(GO) -C release test -count=1 ./...
 bench: ## measure the driver beside its alternatives: docs/reference/benchmarks.md
 	@$(GO) run ./test/bench
 bench-router: ## measure the cost of the router for a call, and with hundreds of nodes: docs/reference/benchmarks.md
