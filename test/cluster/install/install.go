@@ -74,6 +74,21 @@ func MakeImages(ctx context.Context, log io.Writer, dir, tag string) (Images, er
 	return Images{dir, tag, fmt.Sprintf("%.16x", sha256.Sum256(digests))}, err
 }
 
+// Released returns the images of a release for this machine's kind of processor: the archives in the
+// directory of the release.
+func Released(dir, version string) (Images, error) {
+	for _, product := range products {
+		if _, err := os.Stat(filepath.Join(dir, product+".tar")); err != nil {
+			return Images{}, err
+		}
+	}
+	digests, err := os.ReadFile(filepath.Join(dir, "image-digests.txt"))
+	return Images{dir, version, fmt.Sprintf("%.16x", sha256.Sum256(digests))}, err
+}
+
+// Tag returns the tag of the images, which their programs report.
+func (i Images) Tag() string { return i.tag }
+
 // Load gives them to a cluster's nodes.
 func (i Images) Load(ctx context.Context, log io.Writer, p provider.Provider) error {
 	fmt.Fprintln(log, "install: loading them into the nodes")

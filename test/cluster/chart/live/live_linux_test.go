@@ -35,7 +35,8 @@ type story struct {
 
 // TestChart is a single story, as each step needs the step before.
 //
-// No chart has been released yet. So the previous chart is this tree's with the version 0.0.9,
+// CAUSEWAY_PREVIOUS is the directory of the previous release, whose chart and images are used. No
+// release has been made yet, so by default the previous chart is this tree's with the version 0.0.9,
 // packaged, and with images of its own whose programs have version v0.0.9: all pods are replaced,
 // but differences between two releases are not tested.
 func TestChart(t *testing.T) {
@@ -83,17 +84,37 @@ func TestChart(t *testing.T) {
 func (s *story) prepare() {
 	ctx, dir := s.Context(), s.TempDir()
 	var err error
-	for tag, images := range map[string]*install.Images{"v0.0.9": &s.previous, "dev": &s.now} {
-		*images, err = install.MakeImages(ctx, os.Stderr, filepath.Join(dir, tag), tag)
-		s.must(err)
-		s.must(images.Load(ctx, os.Stderr, cluster))
-	}
 	s.helm, err = install.NewHelm(ctx, os.Stderr, kube)
 	s.must(err)
+	if release := os.Getenv("CAUSEWAY_PREVIOUS"); release != "" {
+		s.released(release)
+	} else {
+		s.previous, err = install.MakeImages(ctx, os.Stderr, filepath.Join(dir, "v0.0.9"), "v0.0.9")
+		s.must(err)
+		s.run("package", chart.Directory(), "--version=0.0.9", "--app-version=v0.0.9", "--destination="+dir)
+		s.old = filepath.Join(dir, "causeway-0.0.9.tgz")
+	}
+	s.now, err = install.MakeImages(ctx, os.Stderr, filepath.Join(dir, "dev"), "dev")
+	s.must(err)
+	for _, images := range []install.Images{s.previous, s.now} {
+		s.must(images.Load(ctx, os.Stderr, cluster))
+	}
 	s.before, err = s.objects()
 	s.must(err)
-	s.run("package", chart.Directory(), "--version=0.0.9", "--app-version=v0.0.9", "--destination="+dir)
-	s.old = filepath.Join(dir, "causeway-0.0.9.tgz")
+}
+
+// released takes the previous chart and its images from the directory of a release. The version is
+// in the name of the chart's package.
+func (s *story) released(dir string) {
+	charts, err := filepath.Glob(filepath.Join(dir, "causeway-[0-9]*.tgz"))
+	s.must(err)
+	if len(charts) != 1 {
+		s.Fatalf("CAUSEWAY_PREVIOUS=%s: must be the directory of a release, with one package of the chart", dir)
+	}
+	s.old = charts[0]
+	version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(s.old), "causeway-"), ".tgz")
+	s.previous, err = install.Released(dir, "v"+version)
+	s.must(err)
 }
 
 // withoutHelm: the plain manifests run, and leave nothing in the way of Helm.
@@ -127,7 +148,7 @@ func installed(s *story) {
 		"name")); len(crds) != 6 {
 		s.Errorf("the cluster has the CRDs %q", crds)
 	}
-	s.runs("v0.0.9")
+	s.runs(s.previous.Tag())
 	s.ready()
 	lines := regexp.MustCompile(`(?m)^  (kubectl .*)$`).FindAllStringSubmatch(notes, -1)
 	if len(lines) != 3 || !strings.Contains(notes, "\n  helm test causeway -n causeway\n") {
@@ -223,7 +244,7 @@ func upgraded(s *story) {
 	s.same("the certificates", before, s.secrets())
 	s.undisturbed()
 	s.served()
-	if got := s.run("history", "causeway", "--output=yaml"); !strings.Contains(got, "chart: causeway-0.0.9\n") {
+	if got := s.run("history", "causeway", "--output=yaml"); !strings.Contains(got, "chart: "+strings.TrimSuffix(filepath.Base(s.old), ".tgz")+"\n") {
 		s.Error(got)
 	}
 }
@@ -231,7 +252,7 @@ func upgraded(s *story) {
 func rolledBack(s *story) {
 	before := s.secrets()
 	s.run("rollback", "causeway", "1", "--wait", "--timeout=180s")
-	s.runs("v0.0.9")
+	s.runs(s.previous.Tag())
 	s.same("the certificates", before, s.secrets())
 	s.undisturbed()
 	s.served()
