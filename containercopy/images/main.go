@@ -158,8 +158,8 @@ func (i image) make(dir string, v version, arch string) (oci.Image, error) {
 			return oci.Image{}, err
 		}
 		name := i.sbomName(program)
-		list, err := sbom.Document(sbom.Image{Name: name, Version: v.tag, Revision: v.revision, Platform: "linux/" + arch,
-			Module: "github.com/causeway-csi/causeway", Program: content})
+		list, err := sbom.Document(sbom.Image{Name: name, Version: v.tag, Revision: v.revision,
+			Platform: "linux/" + arch, Module: "github.com/causeway-csi/causeway", Program: content})
 		if err != nil {
 			return oci.Image{}, err
 		}
