@@ -4,6 +4,7 @@ package releasetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -113,8 +114,12 @@ func Options(t *testing.T, root string, signer build.Signer) build.Options {
 	}
 }
 
-// Maker makes programs of a few bytes. Reported is the version in them, the release's by default.
-type Maker struct{ Reported string }
+// Maker makes programs of a few bytes. Its fields are mistakes.
+type Maker struct {
+	Reported string // version in the programs, instead of the release's
+	Labeled  string // version in the labels of images, instead of the release's
+	NoSBOM   bool   // leave the SBOMs out of the images
+}
 
 // GoVersion implements build.Maker.
 func (Maker) GoVersion(context.Context) (string, error) { return goVersion, nil }
@@ -176,10 +181,12 @@ func (m Maker) image(r *build.Release, dir, product, archive, suffix string, pla
 				return err
 			}
 		}
-		images = append(images, oci.Image{Platform: platform, Layers: [][]oci.File{{
-			{Path: "/" + executable, Mode: 0o755, Content: program},
-			{Path: "/usr/share/sbom/" + product + ".spdx.json", Mode: 0o644, Content: document},
-		}}, Labels: map[string]string{"org.opencontainers.image.version": r.Version}})
+		files := []oci.File{{Path: "/" + executable, Mode: 0o755, Content: program}}
+		if !m.NoSBOM {
+			files = append(files, oci.File{Path: "/usr/share/sbom/" + product + ".spdx.json", Mode: 0o644, Content: document})
+		}
+		images = append(images, oci.Image{Platform: platform, Layers: [][]oci.File{files},
+			Labels: map[string]string{"org.opencontainers.image.version": cmp.Or(m.Labeled, r.Version)}})
 	}
 	ref := "ghcr.io/causeway-csi/" + product + ":" + r.Version + suffix
 	digests, err := oci.Write(filepath.Join(dir, archive+".tar"), ref, images...)
@@ -215,11 +222,7 @@ func (Maker) Docs(_ context.Context, _ *build.Release, dir string) error {
 
 // program returns the bytes of a program.
 func (m Maker) program(r *build.Release, name, platform string) []byte {
-	version := r.Version
-	if m.Reported != "" {
-		version = m.Reported
-	}
-	return Program(name, version, platform)
+	return Program(name, cmp.Or(m.Reported, r.Version), platform)
 }
 
 // Program returns an ELF file that has the build information of the go command, and a version as

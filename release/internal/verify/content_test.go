@@ -3,6 +3,8 @@ package verify_test
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -128,20 +130,110 @@ func TestMistakesOfABuildAreFound(t *testing.T) {
 func (m made) rename(t *testing.T, file string) {
 	t.Helper()
 	name, inner, _ := strings.Cut(file, "/")
+	m.change(t, name, func(f archive.File) archive.File {
+		if f.Name == inner {
+			f.Name += ".old"
+		}
+		return f
+	})
+}
+
+// change changes the files of a compressed archive.
+func (m made) change(t *testing.T, name string, change func(archive.File) archive.File) {
+	t.Helper()
 	files, err := archive.Read(name, m.files(t)[name])
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, f := range files {
-		if f.Name == inner {
-			files[i].Name += ".old"
-		}
+		files[i] = change(f)
 	}
 	var out bytes.Buffer
 	if err := archive.TarGz(&out, time.Unix(0, 0), files); err != nil {
 		t.Fatal(err)
 	}
 	m.write(t, name, out.Bytes())
+}
+
+// TestEmptyArchivesAreFound: archives with files, but none of the kind that the archive is for.
+func TestEmptyArchivesAreFound(t *testing.T) {
+	m := makeRelease(t, nil)
+	m.change(t, "kubectl-copy_v0.1.0_linux_amd64.tar.gz", func(f archive.File) archive.File {
+		f.Executable = false
+		return f
+	})
+	m.change(t, "causeway-manifests_v0.1.0.tar.gz", func(f archive.File) archive.File {
+		f.Content = nil
+		return f
+	})
+	m.again(t)
+	err := m.verify()
+	for _, want := range []string{"linux_amd64.tar.gz: no program", "no image in the manifests"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// TestImagesOfAnotherBuildAreFound: images with the label of another version, without their SBOMs,
+// and with a blob that no manifest names.
+func TestImagesOfAnotherBuildAreFound(t *testing.T) {
+	for want, mistake := range map[string]releasetest.Maker{
+		`driver.tar: linux/amd64: the image has the version "v0.0.9"`: {Labeled: "v0.0.9"},
+		"driver.tar: linux/amd64: the image has no SBOM":              {NoSBOM: true},
+	} {
+		m := makeRelease(t, func(o *build.Options) { o.Maker = mistake })
+		if err := m.verify(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	m := makeRelease(t, nil)
+	files, err := archive.Read("driver.tar", m.files(t)["driver.tar"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := plain(&out, append(files, archive.File{Name: "blobs/sha256/00", Content: []byte("more")})); err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, "driver.tar", out.Bytes())
+	m.again(t)
+	if err := m.verify(); err == nil || !strings.Contains(err.Error(), "blobs/sha256/00 belongs to no image") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestAnImageForAnotherPlatformIsFound: the index names a platform, the configuration of the image
+// another. All digests are correct.
+func TestAnImageForAnotherPlatformIsFound(t *testing.T) {
+	m := makeRelease(t, nil)
+	files, err := archive.Read("driver.tar", m.files(t)["driver.tar"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after string
+	for i, f := range files {
+		if strings.HasPrefix(f.Name, "blobs/") && bytes.Contains(f.Content, []byte(`"manifests":[`)) {
+			before = strings.TrimPrefix(f.Name, "blobs/sha256/")
+			files[i].Content = replace(t, f.Content, `"arm64"`, `"s390x"`)
+			after = fmt.Sprintf("%x", sha256.Sum256(files[i].Content))
+			files[i].Name = "blobs/sha256/" + after
+		}
+	}
+	for i, f := range files {
+		if f.Name == "index.json" {
+			files[i].Content = replace(t, f.Content, before, after)
+		}
+	}
+	var out bytes.Buffer
+	if err := plain(&out, files); err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, "driver.tar", out.Bytes())
+	m.again(t)
+	if err := m.verify(); err == nil || !strings.Contains(err.Error(), "linux/s390x: the configuration is for linux/arm64") {
+		t.Errorf("%v", err)
+	}
 }
 
 // TestABlobOfAnImageIsChecked changes each blob of an archive of images.

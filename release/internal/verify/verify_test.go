@@ -218,6 +218,29 @@ func TestATestBuildNeedsAFlag(t *testing.T) {
 	}
 }
 
+// TestAnotherBuildTypeIsRejected: a statement of the key's owner about another kind of build.
+func TestAnotherBuildTypeIsRejected(t *testing.T) {
+	m := makeRelease(t, nil)
+	envelope, err := attest.ParseEnvelope(m.files(t)[attest.Provenance])
+	if err != nil {
+		t.Fatal(err)
+	}
+	envelope.Payload = []byte(strings.Replace(string(envelope.Payload), attest.BuildType, "https://example.com/build", 1))
+	signature, err := m.signer.Sign(t.Context(), envelope.PAE())
+	if err != nil {
+		t.Fatal(err)
+	}
+	envelope.Signatures[0].Sig = signature
+	line, err := envelope.Format()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, attest.Provenance, line)
+	if err := m.verify(); err == nil || !strings.Contains(err.Error(), "not a statement of this build type") {
+		t.Errorf("%v", err)
+	}
+}
+
 // again signs a release after a change of its files, as the maintainer would: only the checks of
 // contents can find the change.
 func (m made) again(t *testing.T) {
