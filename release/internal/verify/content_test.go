@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/causeway-csi/causeway/release/internal/archive"
 	"github.com/causeway-csi/causeway/release/internal/build"
 	"github.com/causeway-csi/causeway/release/internal/releasetest"
@@ -172,6 +174,26 @@ func TestEmptyArchivesAreFound(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+}
+
+// TestAPluginsPlatformsAreComplete: the manifest of a plugin does not name one of its archives.
+func TestAPluginsPlatformsAreComplete(t *testing.T) {
+	m := makeRelease(t, nil)
+	var plugin map[string]any
+	if err := yaml.Unmarshal(m.files(t)["krew-copy.yaml"], &plugin); err != nil {
+		t.Fatal(err)
+	}
+	spec := plugin["spec"].(map[string]any)
+	spec["platforms"] = spec["platforms"].([]any)[1:]
+	content, err := yaml.Marshal(plugin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, "krew-copy.yaml", content)
+	m.again(t)
+	if err := m.verify(); err == nil || !strings.Contains(err.Error(), "no kubectl-copy_v0.1.0_darwin_amd64.tar.gz") {
+		t.Errorf("%v", err)
 	}
 }
 
