@@ -19,7 +19,8 @@ import (
 // chartDirs are the charts; that of container copy is absent without the folder.
 var chartDirs = []string{"charts/causeway", "containercopy/chart"}
 
-// charts packages the charts, as helm package does, but with the time of the commit.
+// charts packages the charts: the files that helm package would pack, but for .helmignore, with the
+// time of the commit.
 func (r *Release) charts(ctx context.Context) error {
 	for _, dir := range chartDirs {
 		if !r.has(ctx, dir) {
