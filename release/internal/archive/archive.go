@@ -38,7 +38,7 @@ func sorted(files []File) ([]File, error) {
 	slices.SortFunc(files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	for i, f := range files {
 		if !fs.ValidPath(f.Name) || f.Name == "." {
-			return nil, fmt.Errorf("invalid file name %q: must be relative, without ..", f.Name)
+			return nil, fmt.Errorf("invalid file name %q: must be relative, and not lead outside", f.Name)
 		}
 		if i > 0 && files[i-1].Name == f.Name {
 			return nil, fmt.Errorf("two files %q", f.Name)

@@ -92,7 +92,8 @@ func ParseSums(content []byte) (Sums, error) {
 	for lines.Scan() {
 		m := sumLine.FindStringSubmatch(lines.Text())
 		if m == nil {
-			return nil, fmt.Errorf("%s: invalid line %q: must be a SHA-256 sum and a file name", Checksums, lines.Text())
+			return nil, fmt.Errorf("%s: invalid line %q: must be a SHA-256 sum and a file name", Checksums,
+				lines.Text())
 		}
 		sums[m[2]] = m[1]
 	}

@@ -14,7 +14,7 @@ import (
 	"fmt"
 )
 
-// ErrUnsigned: a release was made without a key.
+// ErrUnsigned is the error of a release that was made without a key.
 var ErrUnsigned = errors.New("the release is not signed")
 
 // Key is a public key, of ECDSA as cosign generate-key-pair makes them, or of Ed25519.

@@ -93,7 +93,7 @@ func metadata(content []byte, number, version string) (name string, set []byte, 
 	text := string(content)
 	for key, value := range map[string]string{"version": number, "appVersion": version} {
 		if n := len(versions[key].FindAllString(text, -1)); n != 1 {
-			return "", nil, fmt.Errorf("Chart.yaml has %d lines %s: must be one", n, key)
+			return "", nil, fmt.Errorf("%d lines %s in Chart.yaml: must be one", n, key)
 		}
 		text = versions[key].ReplaceAllString(text, key+": "+value)
 	}
@@ -102,7 +102,7 @@ func metadata(content []byte, number, version string) (name string, set []byte, 
 		return "", nil, err
 	}
 	if parsed.Version != number || parsed.AppVersion != version {
-		return "", nil, fmt.Errorf("Chart.yaml has the versions %q and %q", parsed.Version, parsed.AppVersion)
+		return "", nil, fmt.Errorf("the versions %q and %q in Chart.yaml", parsed.Version, parsed.AppVersion)
 	}
 	return parsed.Name, []byte(text), nil
 }

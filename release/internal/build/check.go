@@ -20,7 +20,8 @@ import (
 // check verifies that a release can be made, and completes the parameters. The build reads the
 // working tree, so the tree must be that of the commit.
 func (r *Release) check(ctx context.Context) error {
-	if semver.Canonical(r.Version) != r.Version || r.Version == "" { // which drops +metadata: a tag of an image has no +
+	// Canonical drops +metadata: the tag of an image has no +.
+	if semver.Canonical(r.Version) != r.Version || r.Version == "" {
 		return fmt.Errorf("invalid version %q: must be a semantic version such as v1.2.3 or v1.2.3-rc.1", r.Version)
 	}
 	if entries, err := os.ReadDir(r.Out); err == nil && len(entries) > 0 {

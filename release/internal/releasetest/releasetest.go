@@ -88,7 +88,8 @@ func Repository(t *testing.T) string {
 // Git runs git in a directory.
 func Git(t *testing.T, dir string, args ...string) {
 	t.Helper()
-	cmd := exec.Command("git", append([]string{"-c", "user.name=test", "-c", "user.email=test@example.com"}, args...)...)
+	user := []string{"-c", "user.name=test", "-c", "user.email=test@example.com"}
+	cmd := exec.Command("git", append(user, args...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("git %s: %v: %s", args, err, out)
@@ -109,8 +110,9 @@ func Write(t *testing.T, path, content string) {
 // Options are those of a small release of a repository.
 func Options(t *testing.T, root string, signer build.Signer) build.Options {
 	return build.Options{
-		Root: root, Out: filepath.Join(t.TempDir(), "release"), Version: Version, Builder: "https://example.com/builder",
-		Maker: Maker{}, Signer: signer, Log: io.Discard,
+		Root: root, Out: filepath.Join(t.TempDir(), "release"), Version: Version,
+		Builder: "https://example.com/builder",
+		Maker:   Maker{}, Signer: signer, Log: io.Discard,
 	}
 }
 
@@ -147,7 +149,8 @@ func (m Maker) Images(_ context.Context, r *build.Release, dir string) error {
 // CopyImages implements build.Maker.
 func (m Maker) CopyImages(_ context.Context, r *build.Release, dir string) error {
 	list := map[string]string{}
-	if err := m.image(r, dir, "copy-agent", "copy-agent", "", []string{"linux/amd64", "linux/arm64"}, list); err != nil {
+	platforms := []string{"linux/amd64", "linux/arm64"}
+	if err := m.image(r, dir, "copy-agent", "copy-agent", "", platforms, list); err != nil {
 		return err
 	}
 	return writeDigests(dir, list)
@@ -164,8 +167,8 @@ func (m Maker) image(r *build.Release, dir, product, archive, suffix string, pla
 		if goos == "windows" {
 			executable += ".exe"
 		}
-		document, err := sbom.Document(sbom.Image{Name: product, Version: r.Version, Revision: "abc", Platform: platform,
-			Module: "example.com/product", Program: program})
+		document, err := sbom.Document(sbom.Image{Name: product, Version: r.Version, Revision: "abc",
+			Platform: platform, Module: "example.com/product", Program: program})
 		if err != nil {
 			return err
 		}
@@ -183,7 +186,8 @@ func (m Maker) image(r *build.Release, dir, product, archive, suffix string, pla
 		}
 		files := []oci.File{{Path: "/" + executable, Mode: 0o755, Content: program}}
 		if !m.NoSBOM {
-			files = append(files, oci.File{Path: "/usr/share/sbom/" + product + ".spdx.json", Mode: 0o644, Content: document})
+			files = append(files, oci.File{Path: "/usr/share/sbom/" + product + ".spdx.json", Mode: 0o644,
+				Content: document})
 		}
 		images = append(images, oci.Image{Platform: platform, Layers: [][]oci.File{files},
 			Labels: map[string]string{"org.opencontainers.image.version": cmp.Or(m.Labeled, r.Version)}})

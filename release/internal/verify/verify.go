@@ -43,7 +43,8 @@ func (r Report) String() string {
 // has all findings.
 func Verify(o Options) (Report, error) {
 	if o.Key == nil && !o.AllowUnsigned {
-		return Report{}, errors.New("no public key: --key=cosign.pub, or --allow-unsigned for a release without signatures")
+		return Report{}, errors.New("no public key: set --key=cosign.pub, or --allow-unsigned for a release " +
+			"without signatures")
 	}
 	sums, err := o.sums()
 	if err != nil {
