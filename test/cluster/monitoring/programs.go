@@ -21,5 +21,6 @@ func Programs(ctx context.Context, log io.Writer, names ...string) (string, erro
 		all[name] = components.Tool{Module: "prometheus", Tags: tags,
 			Package: "github.com/prometheus/prometheus/cmd/" + name}
 	}
-	return components.BuildTools(ctx, log, filepath.Join(chart.Sources(), "test", "cluster", "monitoring", "tools"), all)
+	tools := filepath.Join(chart.Sources(), "test", "cluster", "monitoring", "tools")
+	return components.BuildTools(ctx, log, tools, all)
 }

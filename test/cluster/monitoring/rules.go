@@ -71,7 +71,10 @@ func (r Rules) Check(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"check", "rules", "--lint=all", "--lint-fatal", r.File}, {"test", "rules", r.Tests}} {
+	for _, args := range [][]string{
+		{"check", "rules", "--lint=all", "--lint-fatal", r.File},
+		{"test", "rules", r.Tests},
+	} {
 		out, err := exec.CommandContext(t.Context(), filepath.Join(bin, "promtool"), args...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "SUCCESS") {
 			t.Errorf("promtool %s: %v: %s", strings.Join(args, " "), err, out)

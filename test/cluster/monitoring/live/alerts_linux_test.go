@@ -165,8 +165,12 @@ func (p *prometheus) well() {
 		for expr, want := range map[string]string{"count(up == 1)": "8", "count(up)": "8", "count(causeway_ready == 1)": "2",
 			`sum(csi_sidecars_controller_up{controller="provisioner"})`: "1",
 			`max(causeway_router_peers{state="answers"})`:               "2", "count(csi_sidecars_ready == 1)": "4"} {
-			if got, err := p.query(expr); err != nil || len(got) != 1 || got[0].Value[1] != want {
-				return fmt.Errorf("%s is %v, %v, want %s", expr, got, err, want)
+			got, err := p.query(expr)
+			if err == nil && (len(got) != 1 || got[0].Value[1] != want) {
+				err = fmt.Errorf("%s is %v, want %s", expr, got, want)
+			}
+			if err != nil {
+				return err
 			}
 		}
 		return nil

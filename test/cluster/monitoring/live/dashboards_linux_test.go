@@ -18,20 +18,11 @@ func TestDashboards(t *testing.T) {
 	}
 	p := start(t)
 	p.well()
-	p.volume("shown")
-	p.must(kube.Apply(p.anyhow(), `apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshot
-metadata: {name: shown}
-spec:
-  volumeSnapshotClassName: causeway-hostpath
-  source: {persistentVolumeClaimName: shown}
-`))
-	p.must2(p.try("wait", "volumesnapshot/shown", "--for=jsonpath={.status.readyToUse}=true", "--timeout=60s"))
-	defer func() {
-		p.must2(p.try("delete", "volumesnapshot", "shown"))
-		p.remove("shown")
-	}()
-	time.Sleep(10 * time.Second) // two scrapes after the calls, for rates
+	for _, name := range []string{"first", "second"} { // a rate needs a counter that exists, and grows
+		p.use(name)
+		defer p.remove(name)
+		time.Sleep(5 * time.Second) // two scrapes
+	}
 	for _, q := range queries {
 		livetest.Until(t, q.Dashboard+": "+q.Panel, func() error {
 			samples, err := p.query(q.Expr)
@@ -44,4 +35,19 @@ spec:
 			return err
 		})
 	}
+}
+
+// use makes a volume, and takes and deletes a snapshot of it.
+func (p *prometheus) use(name string) {
+	p.Helper()
+	p.volume(name)
+	p.must(kube.Apply(p.anyhow(), fmt.Sprintf(`apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: %[1]s}
+spec:
+  volumeSnapshotClassName: causeway-hostpath
+  source: {persistentVolumeClaimName: %[1]s}
+`, name)))
+	p.must2(p.try("wait", "volumesnapshot/"+name, "--for=jsonpath={.status.readyToUse}=true", "--timeout=60s"))
+	p.must2(p.try("delete", "volumesnapshot", name))
 }
