@@ -8,21 +8,7 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
-
-	"github.com/causeway-csi/causeway/test/cluster/monitoring"
 )
-
-// TestRules checks the rules of the chart, their tests, and the page of the alerts.
-func TestRules(t *testing.T) {
-	docs := filepath.Join(folder(), "docs")
-	monitoring.Rules{
-		File:  filepath.Join(folder(), "chart", "files", "rules.yaml"),
-		Tests: filepath.Join("testdata", "rules_test.yaml"), Page: filepath.Join(docs, "alerts.md"),
-		Address:  "https://github.com/causeway-csi/causeway/blob/main/containercopy/docs/alerts.md",
-		Metrics:  []string{filepath.Join(docs, "questionnaire.md")},
-		Prefixes: []string{"container_copy_"},
-	}.Check(t)
-}
 
 // TestMonitoring: the chart has a monitor if the values demand it, which selects the agents and their
 // port, and the rules of the file in a cluster with their CRD.
