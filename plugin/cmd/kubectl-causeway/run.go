@@ -62,7 +62,7 @@ type session struct {
 	client    cluster.Client
 	config    *rest.Config
 	namespace string // of the kubeconfig or --namespace
-	selection   cluster.Selection
+	selection cluster.Selection
 	output    string
 }
 
@@ -73,7 +73,8 @@ func connect(config *rest.Config) (cluster.Client, error) { return cluster.NewCl
 
 func commands() map[string]command {
 	return map[string]command{
-		"status": statusCommand(), "doctor": doctorCommand(), "orphans": orphansCommand(),
+		"status": statusCommand(), "doctor": doctorCommand(), "orphans": orphansCommand(), "volume": volumeCommand(),
+		"bundle": bundleCommand(),
 	}
 }
 

@@ -274,15 +274,7 @@ func NodeReady(n *corev1.Node) bool {
 
 // askPod asks the ports of a pod whose containers run.
 func (g *gatherer) askPod(ctx context.Context, p *Pod) {
-	get := func(name, path string) Answer {
-		number := port(p.Pod, name)
-		if number == 0 {
-			return Answer{Err: fmt.Errorf("the pod has no port %s", name)}
-		}
-		ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, fmt.Errorf("no answer within %s", askTimeout))
-		defer cancel()
-		return g.client.Pods.Get(ctx, p.Pod, number, path)
-	}
+	get := func(name, path string) Answer { return Ask(ctx, g.client, p.Pod, name, path) }
 	p.DriverReady, p.SidecarsReady = get(driverPort, "/readyz"), get(sidecarsPort, "/readyz")
 	p.DriverMetrics, p.DriverMetricsErr = metrics(get(driverPort, "/metrics"))
 	p.SidecarsMetrics, p.SidecarErrors = metrics(get(sidecarsPort, "/metrics"))
@@ -304,4 +296,15 @@ func running(p *corev1.Pod) bool {
 	return !slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
 		return s.State.Running == nil
 	})
+}
+
+// Ask asks a named port of a pod.
+func Ask(ctx context.Context, c Client, p *corev1.Pod, name, path string) Answer {
+	number := port(p, name)
+	if number == 0 {
+		return Answer{Err: fmt.Errorf("the pod has no port %s", name)}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, fmt.Errorf("no answer within %s", askTimeout))
+	defer cancel()
+	return c.Pods.Get(ctx, p, number, path)
 }

@@ -1,12 +1,14 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Metrics are the metrics of a process, by name.
@@ -73,4 +75,9 @@ func (s Sample) String() string {
 		return fmt.Sprintf("%g", s.Value)
 	}
 	return fmt.Sprintf("{%s} %g", strings.Join(labels, ","), s.Value)
+}
+
+// MetricsOf returns the metrics of the driver in a pod.
+func MetricsOf(ctx context.Context, c Client, p *corev1.Pod) (Metrics, error) {
+	return metrics(Ask(ctx, c, p, driverPort, "/metrics"))
 }

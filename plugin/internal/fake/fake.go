@@ -255,16 +255,51 @@ func (c *Cluster) Event(kind, namespace, name, reason, message string) {
 
 // lists are the kinds of the dynamic client.
 var lists = map[schema.GroupVersionResource]string{
-	{Version: "v1", Resource: "persistentvolumes"}:                                                  "PersistentVolumeList",
-	{Version: "v1", Resource: "persistentvolumeclaims"}:                                             "PersistentVolumeClaimList",
-	{Group: "storage.k8s.io", Version: "v1", Resource: "volumeattachments"}:                         "VolumeAttachmentList",
+	{Group: "", Version: "v1", Resource: "persistentvolumes"}:                                       "PersistentVolumeList",
+	{Group: "", Version: "v1", Resource: "persistentvolumeclaims"}:                                  "PersistentVolumeClaimList",
+	{Group: "", Version: "v1", Resource: "pods"}:                                                    "PodList",
+	{Group: "", Version: "v1", Resource: "services"}:                                                "ServiceList",
+	{Group: "", Version: "v1", Resource: "configmaps"}:                                              "ConfigMapList",
+	{Group: "", Version: "v1", Resource: "secrets"}:                                                 "SecretList",
+	{Group: "", Version: "v1", Resource: "serviceaccounts"}:                                         "ServiceAccountList",
+	{Group: "", Version: "v1", Resource: "events"}:                                                  "EventList",
+	{Group: "", Version: "v1", Resource: "nodes"}:                                                   "NodeList",
+	{Group: "apps", Version: "v1", Resource: "deployments"}:                                         "DeploymentList",
+	{Group: "apps", Version: "v1", Resource: "daemonsets"}:                                          "DaemonSetList",
+	{Group: "apps", Version: "v1", Resource: "replicasets"}:                                         "ReplicaSetList",
+	{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}:                        "NetworkPolicyList",
+	{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}:                               "LeaseList",
+	{Group: "policy", Version: "v1", Resource: "poddisruptionbudgets"}:                              "PodDisruptionBudgetList",
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"}:                          "RoleList",
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}:                   "RoleBindingList",
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"}:                   "ClusterRoleList",
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterrolebindings"}:            "ClusterRoleBindingList",
+	{Group: "storage.k8s.io", Version: "v1", Resource: "csistoragecapacities"}:                      "CSIStorageCapacityList",
+	{Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}:                                "CSIDriverList",
+	{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}:                                  "CSINodeList",
 	{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}:                            "StorageClassList",
+	{Group: "storage.k8s.io", Version: "v1", Resource: "volumeattachments"}:                         "VolumeAttachmentList",
 	{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}:           "VolumeSnapshotContentList",
 	{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}:                  "VolumeSnapshotList",
+	{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}:            "VolumeSnapshotClassList",
 	{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotcontents"}: "VolumeGroupSnapshotContentList",
 	{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshots"}:        "VolumeGroupSnapshotList",
-	{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}:            "VolumeSnapshotClassList",
 	{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}:  "VolumeGroupSnapshotClassList",
+}
+
+// untyped returns a typed object for the dynamic client.
+func untyped(o kruntime.Object) *unstructured.Unstructured {
+	content, err := kruntime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		panic(err)
+	}
+	u := &unstructured.Unstructured{Object: content}
+	kinds, _, err := scheme.Scheme.ObjectKinds(o)
+	if err != nil {
+		panic(err)
+	}
+	u.SetGroupVersionKind(kinds[0])
+	return u
 }
 
 // Clients are the clients of a cluster, with the fakes behind them.
@@ -290,16 +325,14 @@ func (c *Cluster) Clients() *Clients {
 		review.Status.Allowed = c.Denied == nil || !c.Denied(*review.Spec.ResourceAttributes)
 		return true, review, nil
 	})
-	var typed []kruntime.Object
+	var objects []kruntime.Object
 	for _, o := range c.Objects {
-		if _, ok := o.(*corev1.Pod); !ok {
-			typed = append(typed, o)
-		}
+		objects = append(objects, untyped(o))
 	}
 	for _, o := range c.Custom {
-		typed = append(typed, o)
+		objects = append(objects, o)
 	}
-	dynamic := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme, lists, typed...)
+	dynamic := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(kruntime.NewScheme(), lists, objects...)
 	refuse := func(a clienttesting.Action) (bool, kruntime.Object, error) {
 		err := c.Refuse[a.GetResource().Resource]
 		return err != nil, nil, err

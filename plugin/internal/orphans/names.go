@@ -107,6 +107,7 @@ func (s *Search) read(ctx context.Context, except map[types.UID]bool) (*names, e
 
 // readKind reads the objects of a kind, as of one moment.
 func (s *Search) readKind(ctx context.Context, r schema.GroupVersionResource, kind string, n *names, except map[types.UID]bool) error {
+	seen := map[string]bool{}
 	for next := ""; ; {
 		page, err := s.Client.Dynamic.Resource(r).List(ctx, metav1.ListOptions{Limit: pageSize, Continue: next})
 		if apierrors.IsNotFound(err) && next == "" {
@@ -125,9 +126,13 @@ func (s *Search) readKind(ctx context.Context, r schema.GroupVersionResource, ki
 				return err
 			}
 		}
-		if next = page.GetContinue(); next == "" {
+		switch next = page.GetContinue(); {
+		case next == "":
 			return nil
+		case seen[next]:
+			return fmt.Errorf("the API server returned the token %.64q twice: the list has no end", next)
 		}
+		seen[next] = true
 	}
 }
 

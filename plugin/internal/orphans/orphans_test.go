@@ -252,10 +252,11 @@ func TestNoConclusion(t *testing.T) {
 func TestPagesAreReadToTheEnd(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		s, clients := search(t, without(all(), 1, 2)...)
-		clients.Dynamic.PrependReactor("list", "persistentvolumes", func(a clienttesting.Action) (bool, kruntime.Object, error) {
+		pages := 0
+		clients.Dynamic.PrependReactor("list", "persistentvolumes", func(clienttesting.Action) (bool, kruntime.Object, error) {
 			page := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "PersistentVolumeList"}}
-			switch o := a.(clienttesting.ListActionImpl).ListOptions; o.Continue {
-			case "":
+			switch pages++; pages {
+			case 1:
 				page.Items = []unstructured.Unstructured{*pv(v1)}
 				page.SetContinue("more")
 			default:
@@ -270,6 +271,18 @@ func TestPagesAreReadToTheEnd(t *testing.T) {
 		if fails != (err != nil) || !fails && summary(r) != "3/3/0 2/2/0 3/3/0" {
 			t.Errorf("fails %v: %s, %v", fails, summary(r), err)
 		}
+	}
+}
+
+func TestAListWithoutEndIsNoList(t *testing.T) {
+	s, clients := search(t, all()...)
+	clients.Dynamic.PrependReactor("list", "persistentvolumes", func(clienttesting.Action) (bool, kruntime.Object, error) {
+		page := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "PersistentVolumeList"}}
+		page.SetContinue("more")
+		return true, page, nil
+	})
+	if r, err := s.Find(context.Background()); !errors.Is(err, ErrNoConclusion) {
+		t.Errorf("%s, %v", summary(r), err)
 	}
 }
 
