@@ -26,7 +26,7 @@ const (
 const usage = `Inspect an installation of Causeway.
 
   kubectl causeway status        versions, nodes, capacity, volumes, leaders and certificates
-  kubectl causeway doctor        find faults, with cause, evidence and remedy; --pre before an installation
+  kubectl causeway doctor        find faults, with cause, evidence, remedy and page
   kubectl causeway volume NAME   all about a claim, or about a PersistentVolume: pv/NAME
   kubectl causeway orphans       volumes and snapshots that no object names; --delete deletes them
   kubectl causeway bundle        write an archive for support: logs, objects, metrics, without secrets
@@ -56,7 +56,7 @@ type command struct {
 	run   func(ctx context.Context, s session, args []string) error
 }
 
-// session is what a command works with.
+// session has the clients and the settings of a command.
 type session struct {
 	streams
 	client    cluster.Client

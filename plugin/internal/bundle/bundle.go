@@ -270,7 +270,7 @@ func end(r io.Reader, limit int64) (data []byte, cut bool, err error) {
 	return data, cut, nil
 }
 
-// manifest adds the list of files, and of what is missing.
+// manifest adds the list of files, and of the parts that are missing.
 func (b *bundle) manifest(context.Context) error {
 	var m strings.Builder
 	fmt.Fprintf(&m, "Collected by kubectl causeway %s at %s.\n\nFiles:\n%s\n\nNot collected:\n", b.options.Version,

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
@@ -189,10 +188,7 @@ func (streamAddr) String() string  { return "pod" }
 // Exec implements Pods.
 func (a *apiPods) Exec(ctx context.Context, pod *corev1.Pod, container string, command []string, out io.Writer) error {
 	target := a.url(pod, "exec")
-	request := rest.NewRequestWithClient(target, "", rest.ClientContentConfig{}, nil).
-		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true},
-			scheme.ParameterCodec)
-	target.RawQuery = request.URL().RawQuery
+	target.RawQuery = url.Values{"container": {container}, "command": command, "stdout": {"true"}, "stderr": {"true"}}.Encode()
 	executor, err := remotecommand.NewWebSocketExecutor(a.config, http.MethodGet, target.String())
 	if err != nil {
 		return err
@@ -212,7 +208,7 @@ func (a *apiPods) Exec(ctx context.Context, pod *corev1.Pod, container string, c
 	return err
 }
 
-// tail keeps the last 8 KiB of what is written to it.
+// tail keeps the last 8 KiB that are written to it.
 type tail struct{ bytes.Buffer }
 
 func (t *tail) Write(p []byte) (int, error) {

@@ -1,6 +1,6 @@
 // Package cluster reads the objects of an installation of Causeway, and the answers of its pods,
-// once. A View is what all commands of kubectl causeway look at: a check that compares two objects
-// sees both as they were in the same seconds.
+// once. All commands of kubectl causeway look at a View: a check that compares two objects sees
+// both as they were in the same seconds.
 package cluster
 
 import (

@@ -21,7 +21,7 @@ import (
 
 // sidecars behave as the controllers of Kubernetes and the sidecars of the driver: a released
 // PersistentVolume with the policy Delete, and a deleted content with that policy, are deleted with
-// what they name.
+// the volume or snapshot in them.
 type sidecars struct {
 	clients *fake.Clients
 	deleted []string // IDs

@@ -11,8 +11,8 @@ import (
 )
 
 // Exec returns a function that lists a driver by its command list, in a pod of the controller. A
-// port would need a protocol of its own for what the API server does for pods/exec: it knows the
-// user, and a NetworkPolicy is no obstacle.
+// port would need users and rights of its own, which the API server has for pods/exec, and a
+// NetworkPolicy could prevent it.
 func Exec(c cluster.Client, d *cluster.Driver, program string) func(context.Context) (*inventory.Inventory, error) {
 	return func(ctx context.Context) (*inventory.Inventory, error) {
 		var out bytes.Buffer

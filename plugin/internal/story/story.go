@@ -1,5 +1,5 @@
 // Package story collects all that is known about one volume: its objects and their events, its
-// node, and what the driver and its node have about it.
+// node, and the answers of the driver and of its node.
 package story
 
 import (
@@ -55,7 +55,7 @@ type Event struct {
 	Message string    `json:"message"`
 }
 
-// Files is what the driver on the node has: the output of its command show.
+// Files is the output of the command show of the driver on the node.
 type Files struct {
 	Node   string          `json:"node"`
 	Path   string          `json:"path,omitempty"`
@@ -364,7 +364,9 @@ func (t *teller) jobs(ctx context.Context, p *cluster.Pod) {
 	}
 	for _, name := range []string{"causeway_slots_used", "causeway_slot_waiters"} {
 		for _, s := range m.Samples(name) {
-			t.story.Jobs[fmt.Sprintf("%s %s %s", name, s.Labels["resource"], s.Labels["kind"])] += s.Value
+			if s.Value > 0 {
+				t.story.Jobs[fmt.Sprintf("%s %s %s", name, s.Labels["resource"], s.Labels["kind"])] = s.Value
+			}
 		}
 	}
 }
