@@ -85,7 +85,7 @@ type Backend struct {
 	// an io.Closer, it is closed after the last call.
 	Open func(c Config) (backend.Backend, error)
 
-	// Describe returns what the storage on this node has about a volume, for the command show, which
+	// Describe returns the path and the record of a volume on this node, for the command show, which
 	// runs beside the driver. It changes nothing and opens no backend. Describe may be nil.
 	Describe func(c Config, id string) (Description, error)
 
@@ -114,7 +114,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Description is what the storage on a node has about a volume.
+// Description has the path and the record of a volume on a node.
 type Description struct {
 	Path   string          // of the data, on the node
 	Record json.RawMessage // the driver's record, or nil

@@ -20,7 +20,8 @@ import (
 
 func statusCommand() command {
 	return command{
-		usage: "Show versions, nodes, capacity, volumes, snapshots, leaders and certificates.\n\n  kubectl causeway status\n",
+		usage: "Show versions, nodes, capacity, volumes, snapshots, leaders and certificates.\n\n  kubectl " +
+			"causeway status\n",
 		flags: func(*pflag.FlagSet) {},
 		run: func(ctx context.Context, s session, args []string) error {
 			if err := noArguments(args); err != nil {
@@ -37,8 +38,10 @@ func statusCommand() command {
 
 func doctorCommand() command {
 	return command{
-		usage: "Find faults of an installation, with cause, evidence, remedy and page.\n\n  kubectl causeway doctor\n\n" +
-			"Exit codes: 0 no finding; 1 findings; 2 no finding, but a check could not run, or an invalid command line.\n",
+		usage: "Find faults of an installation, with cause, evidence, remedy and page.\n\n  kubectl causeway " +
+			"doctor\n\n" +
+			"Exit codes: 0 no finding; 1 findings; 2 no finding, but a check could not run, or an invalid command " +
+			"line.\n",
 		flags: func(*pflag.FlagSet) {},
 		run: func(ctx context.Context, s session, args []string) error {
 			if err := noArguments(args); err != nil {
@@ -82,13 +85,19 @@ func orphansCommand() command {
 			"A volume of a deleted PersistentVolume with the policy Retain is listed, too.\n" +
 			"Exit codes: 0 none; 1 an error, or no result; 2 invalid command line; 3 orphans.\n",
 		flags: func(fs *pflag.FlagSet) {
-			fs.DurationVar(&f.Settle, "settle", 30*time.Second, "time between the list of the driver and those of objects")
-			fs.BoolVar(&f.NoVolumes, "expect-no-volumes", false, "judge volumes even if the cluster has no PersistentVolume")
-			fs.BoolVar(&f.NoSnapshots, "expect-no-snapshots", false, "judge snapshots even if the cluster has no VolumeSnapshotContent")
-			fs.BoolVar(&f.NoGroups, "expect-no-groups", false, "judge members of group snapshots even if the cluster has no VolumeGroupSnapshotContent")
-			fs.BoolVar(&f.NoneNamed, "expect-none-named", false, "report all volumes as orphans if no object names any of them")
+			fs.DurationVar(&f.Settle, "settle", 30*time.Second, "time between the list of the driver and those of "+
+				"objects")
+			fs.BoolVar(&f.NoVolumes, "expect-no-volumes", false, "judge volumes even if the cluster has no "+
+				"PersistentVolume")
+			fs.BoolVar(&f.NoSnapshots, "expect-no-snapshots", false, "judge snapshots even if the cluster has no "+
+				"VolumeSnapshotContent")
+			fs.BoolVar(&f.NoGroups, "expect-no-groups", false, "judge members of group snapshots even if the "+
+				"cluster has no VolumeGroupSnapshotContent")
+			fs.BoolVar(&f.NoneNamed, "expect-none-named", false, "report all volumes as orphans if no object names "+
+				"any of them")
 			fs.StringVar(&f.program, "program", "/driver", "path of the driver in its image")
-			fs.BoolVar(&f.delete, "delete", false, "delete the orphans, or those with the given IDs, after a confirmation")
+			fs.BoolVar(&f.delete, "delete", false, "delete the orphans, or those with the given IDs, after a "+
+				"confirmation")
 			fs.BoolVar(&f.yes, "yes", false, "with --delete: do not ask")
 			fs.DurationVar(&f.wait, "wait", 2*time.Minute, "with --delete: time for each orphan")
 		},
@@ -114,9 +123,11 @@ func (s session) orphans(ctx context.Context, f *orphansFlags, ids []string) err
 		for _, d := range found {
 			names = append(names, d.Name+" in "+d.Namespace)
 		}
-		return fmt.Errorf("%w: choose one of the drivers with --driver or --namespace: %s", errUsage, strings.Join(names, ", "))
+		return fmt.Errorf("%w: choose one of the drivers with --driver or --namespace: %s", errUsage, strings.Join(
+			names, ", "))
 	}
-	search := orphans.Search{Client: s.client, Driver: found[0], List: orphans.Exec(s.client, found[0], f.program), Options: f.Options}
+	search := orphans.Search{Client: s.client, Driver: found[0], List: orphans.Exec(s.client, found[0], f.program),
+		Options: f.Options}
 	if f.Settle > 0 {
 		fmt.Fprintf(s.err, "comparing with the objects of the cluster %s after the list of the driver\n", f.Settle)
 	}
@@ -129,7 +140,8 @@ func (s session) orphans(ctx context.Context, f *orphansFlags, ids []string) err
 	}
 	switch {
 	case f.delete:
-		return s.deleteOrphans(ctx, &orphans.Deletion{Search: search, Wait: f.wait, Poll: time.Second, Log: s.err}, report, ids, f.yes)
+		return s.deleteOrphans(ctx, &orphans.Deletion{Search: search, Wait: f.wait, Poll: time.Second, Log: s.err},
+			report, ids, f.yes)
 	case len(report.Orphans) > 0:
 		return errCode(codeOrphans)
 	case !report.Judged():
@@ -139,10 +151,12 @@ func (s session) orphans(ctx context.Context, f *orphansFlags, ids []string) err
 }
 
 // deleteOrphans deletes orphans of a report after a confirmation.
-func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, r orphans.Report, ids []string, yes bool) error {
+func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, r orphans.Report, ids []string,
+	yes bool) error {
 	all, members := orphans.Deletable(r.Orphans)
 	if members > 0 {
-		fmt.Fprintf(s.err, "%d snapshots are members of groups, which are deleted by hand: docs/how-to/orphans.md\n", members)
+		fmt.Fprintf(s.err, "%d snapshots are members of groups, which are deleted by hand: docs/how-to/orphans.md\n",
+			members)
 	}
 	if len(ids) > 0 {
 		var some []orphans.Orphan

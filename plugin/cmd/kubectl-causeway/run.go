@@ -166,7 +166,8 @@ func (g *globals) open(s streams, connect connector) (session, error) {
 	}
 	namespace, _, err := loader.Namespace()
 	return session{streams: s, client: client, config: config, namespace: namespace, output: g.output,
-		selection: cluster.Selection{Namespace: g.overrides.Context.Namespace, Release: g.release, Driver: g.driver}}, err
+		selection: cluster.Selection{Namespace: g.overrides.Context.Namespace, Release: g.release,
+			Driver: g.driver}}, err
 }
 
 // printed is a report that has both formats.

@@ -64,7 +64,8 @@ func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, ou
 // add adds a file. The text has no secrets by now.
 func (b *bundle) add(name string, data []byte) error {
 	b.files = append(b.files, fmt.Sprintf("%10d  %s", len(data), name))
-	h := &tar.Header{Name: path.Join("causeway-bundle", name), Mode: 0o600, Size: int64(len(data)), ModTime: b.now, Typeflag: tar.TypeReg}
+	h := &tar.Header{Name: path.Join("causeway-bundle", name), Mode: 0o600, Size: int64(len(data)), ModTime: b.now,
+		Typeflag: tar.TypeReg}
 	if err := b.out.WriteHeader(h); err != nil {
 		return err
 	}
@@ -87,7 +88,8 @@ func (b *bundle) summary(context.Context) error {
 		return err
 	}
 	e := json.NewEncoder(&p)
-	if err := e.Encode(map[string]any{"plugin": b.options.Version, "server": b.view.Server, "apiGroups": b.view.Groups}); err != nil {
+	if err := e.Encode(map[string]any{"plugin": b.options.Version, "server": b.view.Server,
+		"apiGroups": b.view.Groups}); err != nil {
 		return err
 	}
 	for name, data := range map[string]*bytes.Buffer{"status.json": &s, "doctor.json": &d, "version.json": &p} {
@@ -111,13 +113,17 @@ func resource(group, version, name string) schema.GroupVersionResource {
 // collections are the kinds of the archive. Secret is not among them.
 var collections = []collection{
 	{resource("apps", "v1", "deployments"), true}, {resource("apps", "v1", "daemonsets"), true},
-	{resource("apps", "v1", "replicasets"), true}, {resource("", "v1", "pods"), true}, {resource("", "v1", "services"), true},
-	{resource("", "v1", "configmaps"), true}, {resource("", "v1", "serviceaccounts"), true}, {resource("", "v1", "events"), true},
-	{resource("networking.k8s.io", "v1", "networkpolicies"), true}, {resource("coordination.k8s.io", "v1", "leases"), true},
+	{resource("apps", "v1", "replicasets"), true}, {resource("", "v1", "pods"), true}, {resource("", "v1",
+		"services"), true},
+	{resource("", "v1", "configmaps"), true}, {resource("", "v1", "serviceaccounts"), true}, {resource("", "v1",
+		"events"), true},
+	{resource("networking.k8s.io", "v1", "networkpolicies"), true}, {resource("coordination.k8s.io", "v1", "leases"),
+		true},
 	{resource("storage.k8s.io", "v1", "csistoragecapacities"), true}, {resource("", "v1", "nodes"), false},
 	{resource("", "v1", "persistentvolumes"), false}, {resource("storage.k8s.io", "v1", "csidrivers"), false},
 	{resource("storage.k8s.io", "v1", "csinodes"), false}, {resource("storage.k8s.io", "v1", "storageclasses"), false},
-	{resource("storage.k8s.io", "v1", "volumeattachments"), false}, {cluster.Contents, false}, {cluster.GroupContents, false},
+	{resource("storage.k8s.io", "v1", "volumeattachments"), false}, {cluster.Contents, false}, {
+		cluster.GroupContents, false},
 }
 
 // objects adds the objects of the installation, and of the storage of the cluster.

@@ -10,8 +10,10 @@ import (
 // redacted takes the place of a secret.
 const redacted = "REDACTED"
 
-// secretName matches the names of environment variables, keys and flags whose values are secrets.
-var secretName = regexp.MustCompile(`(?i)(pass(word|wd|phrase)?|pwd|secret|token|credentials?|api[-_]?key|access[-_]?key|private[-_]?key|secret[-_]?key)$`)
+// secretWords end the names of environment variables, keys and flags whose values are secrets.
+const secretWords = `(?:pass(?:word|wd|phrase)?|pwd|secret|token|credentials?|(?:api|access|private|secret)[-_]?key)`
+
+var secretName = regexp.MustCompile(`(?i)` + secretWords + `$`)
 
 // patterns find secrets in text: in logs, arguments and the values of ConfigMaps. It is better to
 // lose a harmless word than to keep a secret.
@@ -24,7 +26,8 @@ var patterns = []struct {
 	{regexp.MustCompile(`(?i)(authorization["']?\s*[:=]\s*["']?)[^\s"']+([ \t]+[^\s"']+)?`), "${1}" + redacted},
 	{regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*)?`), redacted}, // a JSON web token
 	{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://[^\s/:@"']*:)[^\s@"']+@`), "${1}" + redacted + "@"},
-	{regexp.MustCompile(`(?i)((?:pass(?:word|wd|phrase)?|pwd|secret|token|credentials?|api[-_]?key|access[-_]?key|private[-_]?key|secret[-_]?key)\\?["']?[ \t]*[:=][ \t]*)(\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|[^\s,;{}\["'&]+)`),
+	{regexp.MustCompile(`(?i)(` + secretWords + `\\?["']?[ \t]*[:=][ \t]*)` +
+		`(\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|[^\s,;{}\["'&]+)`),
 		"${1}" + redacted},
 }
 

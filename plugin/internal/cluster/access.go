@@ -188,7 +188,8 @@ func (streamAddr) String() string  { return "pod" }
 // Exec implements Pods.
 func (a *apiPods) Exec(ctx context.Context, pod *corev1.Pod, container string, command []string, out io.Writer) error {
 	target := a.url(pod, "exec")
-	target.RawQuery = url.Values{"container": {container}, "command": command, "stdout": {"true"}, "stderr": {"true"}}.Encode()
+	target.RawQuery = url.Values{"container": {container}, "command": command, "stdout": {"true"}, "stderr": {
+		"true"}}.Encode()
 	executor, err := remotecommand.NewWebSocketExecutor(a.config, http.MethodGet, target.String())
 	if err != nil {
 		return err

@@ -279,8 +279,9 @@ func (g *gatherer) askPod(ctx context.Context, p *Pod) {
 	p.DriverMetrics, p.DriverMetricsErr = metrics(get(driverPort, "/metrics"))
 	p.SidecarsMetrics, p.SidecarErrors = metrics(get(sidecarsPort, "/metrics"))
 	var failed []string
-	for what, err := range map[string]error{"/readyz of the driver": p.DriverReady.Err, "/readyz of the sidecars": p.SidecarsReady.Err,
-		"/metrics of the driver": p.DriverMetricsErr, "/metrics of the sidecars": p.SidecarErrors} {
+	for what, err := range map[string]error{"/readyz of the driver": p.DriverReady.Err,
+		"/readyz of the sidecars": p.SidecarsReady.Err,
+		"/metrics of the driver":  p.DriverMetricsErr, "/metrics of the sidecars": p.SidecarErrors} {
 		if err != nil && running(p.Pod) {
 			failed = append(failed, fmt.Sprintf("%s: %v", what, err))
 		}

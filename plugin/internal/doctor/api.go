@@ -42,14 +42,18 @@ func csiDriver(v *cluster.View) (all []Finding) {
 		i := slices.IndexFunc(v.CSIDrivers, func(c storagev1.CSIDriver) bool { return c.Name == d.Name })
 		if i < 0 {
 			all = append(all, Finding{Severity: Error, Object: object,
-				Cause:    "the CSIDriver is missing: Kubernetes does not know the properties of the driver, and waits for attachments that nothing makes",
-				Evidence: fmt.Sprintf("the driver runs in namespace %s, and the API server has no such object", d.Namespace),
-				Remedy:   "apply the chart or the manifests again", Page: pageObjects})
+				Cause: "the CSIDriver is missing: Kubernetes does not know the properties of the driver, and " +
+					"waits for attachments that nothing makes",
+				Evidence: fmt.Sprintf("the driver runs in namespace %s, and the API server has no such object",
+					d.Namespace),
+				Remedy: "apply the chart or the manifests again", Page: pageObjects})
 			continue
 		}
 		if wrong := wrongProperties(d, v.CSIDrivers[i].Spec); len(wrong) > 0 {
-			all = append(all, Finding{Severity: Error, Object: object, Cause: "the CSIDriver has properties of another driver",
-				Evidence: strings.Join(wrong, "\n"), Remedy: "delete the CSIDriver while no pod with a volume starts, and apply the chart again",
+			all = append(all, Finding{Severity: Error, Object: object,
+				Cause:    "the CSIDriver has properties of another driver",
+				Evidence: strings.Join(wrong, "\n"), Remedy: "delete the CSIDriver while no pod with a volume " +
+					"starts, and apply the chart again",
 				Page: pageObjects})
 		}
 	}
@@ -109,13 +113,15 @@ func snapshotCRDs(v *cluster.View) (all []Finding) {
 }
 
 func runsSnapshotter(d *cluster.Driver) bool {
-	return d.Controller != nil && slices.Contains(strings.Split(d.Controller.SidecarArgument("controllers"), ","), "snapshotter")
+	return d.Controller != nil && slices.Contains(strings.Split(d.Controller.SidecarArgument("controllers"), ","),
+		"snapshotter")
 }
 
 // storageClasses finds classes of a driver that does not exist.
 func storageClasses(v *cluster.View) (all []Finding) {
 	for _, c := range v.Classes {
-		ours := c.Labels["app.kubernetes.io/part-of"] == "causeway" || strings.HasSuffix(c.Provisioner, ".csi.causeway.dev")
+		ours := c.Labels["app.kubernetes.io/part-of"] == "causeway" || strings.HasSuffix(c.Provisioner,
+			".csi.causeway.dev")
 		exists := v.Driver(c.Provisioner) != nil || slices.ContainsFunc(v.CSIDrivers,
 			func(d storagev1.CSIDriver) bool { return d.Name == c.Provisioner })
 		if !ours || exists {

@@ -18,7 +18,8 @@ const recent = 10 * time.Minute
 func callChecks() []Check {
 	return []Check{
 		{"claims", []cluster.Source{cluster.Claims, cluster.Events, cluster.Classes}, claims},
-		{"pods-with-volumes", []cluster.Source{cluster.Pending, cluster.Claims, cluster.Volumes, cluster.Events}, podsWithVolumes},
+		{"pods-with-volumes", []cluster.Source{cluster.Pending, cluster.Claims, cluster.Volumes, cluster.Events},
+			podsWithVolumes},
 		{"deletes", []cluster.Source{cluster.Volumes, cluster.Events}, deletes},
 		{"snapshots", []cluster.Source{cluster.Snapshots, cluster.GroupSnaps}, snapshots},
 		{"expansions", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, expansions},
@@ -41,7 +42,8 @@ func called(object, what string, text, page string) Finding {
 	if !ok {
 		m = message{cause: "the reason is in the message", remedy: "see the message on the page", page: page}
 	}
-	return Finding{Severity: Error, Object: object, Cause: what + ": " + m.cause, Evidence: text, Remedy: m.remedy, Page: m.page}
+	return Finding{Severity: Error, Object: object, Cause: what + ": " + m.cause, Evidence: text, Remedy: m.remedy,
+		Page: m.page}
 }
 
 // claims finds pending claims for which CreateVolume fails. A claim that only waits for its first
@@ -53,7 +55,8 @@ func claims(v *cluster.View) (all []Finding) {
 			continue
 		}
 		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "ProvisioningFailed"); ok {
-			all = append(all, called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name, "the volume cannot be created", e.Message, pagePending))
+			all = append(all, called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name, "the volume cannot be created",
+				e.Message, pagePending))
 		}
 	}
 	return all

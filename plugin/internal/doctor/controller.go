@@ -18,7 +18,8 @@ func controllerChecks() []Check {
 		{"certificates", lists, certificates},
 		{"leaders", []cluster.Source{cluster.Leases, cluster.PodList}, leaders},
 		{"one-installation", []cluster.Source{cluster.PodList}, oneInstallation},
-		{"capacity", []cluster.Source{cluster.Capacities, cluster.CSIDrivers, cluster.Classes, cluster.PodList}, capacity},
+		{"capacity", []cluster.Source{cluster.Capacities, cluster.CSIDrivers, cluster.Classes, cluster.PodList},
+			capacity},
 	}
 }
 
@@ -32,12 +33,14 @@ func router(v *cluster.View) (all []Finding) {
 				case state == "twice":
 					all = append(all, Finding{Severity: Error, Object: p.Object(),
 						Cause:    "several addresses report the same node: the router uses neither of them",
-						Evidence: p.DriverReady.Body, Remedy: "end the wrong driver; for two addresses of one node: ipFamilyPolicy: SingleStack",
+						Evidence: p.DriverReady.Body, Remedy: "end the wrong driver; for two addresses of one " +
+							"node: ipFamilyPolicy: SingleStack",
 						Page: pageRouter})
 				default:
 					m, ok := explain(p.DriverReady.Body, certificateMessages)
 					if !ok {
-						m = message{cause: "the router does not reach a node", remedy: "bring the node back, or its pod of the driver", page: pageRouter}
+						m = message{cause: "the router does not reach a node",
+							remedy: "bring the node back, or its pod of the driver", page: pageRouter}
 					}
 					all = append(all, Finding{Severity: Error, Object: p.Object(), Cause: m.cause,
 						Evidence: p.DriverReady.Body, Remedy: m.remedy, Page: m.page})
@@ -45,7 +48,8 @@ func router(v *cluster.View) (all []Finding) {
 			}
 			if up, ok := p.DriverMetrics.Value("causeway_router_discovery_up"); ok && up != 1 {
 				all = append(all, Finding{Severity: Warning, Object: p.Object(),
-					Cause:    "the router cannot look up the addresses of the nodes: DNS does not answer, or the Service is missing",
+					Cause: "the router cannot look up the addresses of the nodes: DNS does not answer, or the " +
+						"Service is missing",
 					Evidence: "causeway_router_discovery_up 0\n" + p.DriverReady.Body,
 					Remedy:   "check DNS and the Service in --peers", Page: pageRouter})
 			}
@@ -56,12 +60,15 @@ func router(v *cluster.View) (all []Finding) {
 
 // certificateMessages are the reasons for which the two sides reject each other.
 var certificateMessages = []message{
-	known(`has expired|is not valid before`, "a certificate has expired, or a clock is wrong", "renew the certificates", pageCerts),
-	known(`wrong CA|unknown certificate authority|refused our certificate|bad certificate`, "the certificates of router and nodes do not belong together",
+	known(`has expired|is not valid before`, "a certificate has expired, or a clock is wrong",
+		"renew the certificates", pageCerts),
+	known(`wrong CA|unknown certificate authority|refused our certificate|bad certificate`,
+		"the certificates of router and nodes do not belong together",
 		"write the secrets of both sides again, from one CA", pageCerts),
 	known(`has a certificate for|wrong name`, "a node has the certificate of another node",
 		"give the node its own certificate, or set --peer-server if all nodes share one", pageRouter),
-	known(`it is the driver`, "an address of the Service belongs to another driver", "correct the selector of the Service, or --driver-name", pageRouter),
+	known(`it is the driver`, "an address of the Service belongs to another driver",
+		"correct the selector of the Service, or --driver-name", pageRouter),
 }
 
 // soon is the rest of a certificate's life in which its renewal is due.
@@ -84,7 +91,8 @@ func certificates(v *cluster.View) (all []Finding) {
 				f.Severity, f.Cause = Error, "the certificate between router and nodes has expired: no peer accepts it"
 			case left < soon:
 				f.Severity = Warning
-				f.Cause = fmt.Sprintf("the certificate between router and nodes expires in %d days", int(left.Hours()/24))
+				f.Cause = fmt.Sprintf("the certificate between router and nodes expires in %d days", int(
+					left.Hours()/24))
 			default:
 				continue
 			}
@@ -146,9 +154,11 @@ func leaders(v *cluster.View) (all []Finding) {
 			}
 		}
 		if len(leading) > 1 {
-			all = append(all, Finding{Severity: Error, Object: object, Cause: "the sidecars of several pods lead at the same time",
-				Evidence: strings.Join(leading, ", ") + " run the provisioner", Remedy: "restart the controller, and report it",
-				Page: pageLeaders + "#health-metrics-log"})
+			all = append(all, Finding{Severity: Error, Object: object,
+				Cause:    "the sidecars of several pods lead at the same time",
+				Evidence: strings.Join(leading, ", ") + " run the provisioner",
+				Remedy:   "restart the controller, and report it",
+				Page:     pageLeaders + "#health-metrics-log"})
 		}
 	}
 	return all
@@ -185,8 +195,9 @@ func oneInstallation(v *cluster.View) (all []Finding) {
 		if a, b := v.Drivers[i-1], v.Drivers[i]; a.Name == b.Name {
 			all = append(all, Finding{Severity: Error, Object: a.Name,
 				Cause:    "two installations have the same driver name: two leaders act on the same objects",
-				Evidence: "namespaces " + a.Namespace + " and " + b.Namespace, Remedy: "uninstall one of them, or give it another driverName",
-				Page: pageObjects})
+				Evidence: "namespaces " + a.Namespace + " and " + b.Namespace,
+				Remedy:   "uninstall one of them, or give it another driverName",
+				Page:     pageObjects})
 		}
 	}
 	return all
@@ -207,7 +218,8 @@ func capacity(v *cluster.View) (all []Finding) {
 		}
 		for _, p := range d.NodePods() {
 			node := v.Node(p.Spec.NodeName)
-			if node == nil || !p.Ready() || !cluster.NodeReady(node) || v.Now.Sub(p.CreationTimestamp.Time) < 5*time.Minute {
+			if node == nil || !p.Ready() || !cluster.NodeReady(node) || v.Now.Sub(
+				p.CreationTimestamp.Time) < 5*time.Minute {
 				continue
 			}
 			if key := node.Labels[d.Name+"/node"]; key != "" && !published[key] {

@@ -65,7 +65,8 @@ func nodeEvidence(v *cluster.View, n *corev1.Node) string {
 	var lines []string
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
-			lines = append(lines, fmt.Sprintf("Ready: %s since %s: %s", c.Status, c.LastTransitionTime.UTC().Format(time.RFC3339), c.Message))
+			lines = append(lines, fmt.Sprintf("Ready: %s since %s: %s", c.Status, c.LastTransitionTime.UTC().Format(
+				time.RFC3339), c.Message))
 		}
 	}
 	for _, t := range n.Spec.Taints {
@@ -103,8 +104,9 @@ func registration(v *cluster.View) (all []Finding) {
 			all = append(all, Finding{Severity: Error, Object: "Node/" + name,
 				Cause:    "the kubelet of the node does not know the driver: pods with volumes do not start there",
 				Evidence: evidence,
-				Remedy:   fmt.Sprintf("kubectl -n %s logs %s -c csi-sidecars-node; the kubelet's root may be elsewhere (kubeletDir)", p.Namespace, p.Name),
-				Page:     pageSidecars})
+				Remedy: fmt.Sprintf("kubectl -n %s logs %s -c csi-sidecars-node; the kubelet's root may be "+
+					"elsewhere (kubeletDir)", p.Namespace, p.Name),
+				Page: pageSidecars})
 		}
 	}
 	return all
@@ -133,7 +135,8 @@ func nodesOfVolumes(v *cluster.View) (all []Finding) {
 		all = append(all, Finding{Severity: Warning, Object: "Node/" + name,
 			Cause:    "PersistentVolumes are on a node that is not in the cluster",
 			Evidence: "PersistentVolumes " + firstFew(gone[name], 5),
-			Remedy:   "bring the node back, or delete their claims and name the node in hostpath.forgottenNodes", Page: pageReplace})
+			Remedy:   "bring the node back, or delete their claims and name the node in hostpath.forgottenNodes",
+			Page:     pageReplace})
 	}
 	return all
 }
@@ -157,7 +160,8 @@ func clocks(v *cluster.View) (all []Finding) {
 			seen[p.Spec.NodeName] = true
 			if skew := a.Ahead - v.ServerAhead; skew.Abs() > maxSkew {
 				all = append(all, Finding{Severity: Warning, Object: "Node/" + p.Spec.NodeName,
-					Cause:    "the clock of the node and that of the API server differ: certificates look expired or not yet valid",
+					Cause: "the clock of the node and that of the API server differ: certificates look expired " +
+						"or not yet valid",
 					Evidence: fmt.Sprintf("the clock of the node is %s ahead of that of the API server", skew),
 					Remedy:   "synchronize the clock of the node (NTP)", Page: pageCerts})
 			}

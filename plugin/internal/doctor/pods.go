@@ -30,18 +30,19 @@ func podChecks() []Check {
 // workloads finds drivers without a controller or without nodes, and replicas that do not exist.
 func workloads(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
-		if d.Controller == nil {
+		switch c := d.Controller; {
+		case c == nil:
 			all = append(all, Finding{Severity: Error, Object: "Deployment of " + d.Name,
 				Cause:    "the controller is missing: nothing is created or deleted",
 				Evidence: fmt.Sprintf("namespace %s has no Deployment with --driver-name=%s", d.Namespace, d.Name),
 				Remedy:   "apply the chart or the manifests again", Page: pageObjects})
-		} else if d.Controller.Desired == 0 {
-			all = append(all, Finding{Severity: Error, Object: d.Controller.Object(),
+		case c.Desired == 0:
+			all = append(all, Finding{Severity: Error, Object: c.Object(),
 				Cause:    "the controller is scaled to 0: nothing is created or deleted, and running pods go on",
-				Evidence: "spec.replicas: 0", Remedy: "kubectl -n " + d.Namespace + " scale " + strings.ToLower(d.Controller.Object()) + " --replicas=2",
-				Page: pageFailures})
-		} else if len(d.Controller.Pods) == 0 {
-			all = append(all, noPods(d.Controller))
+				Evidence: "spec.replicas: 0", Page: pageFailures,
+				Remedy: "kubectl -n " + d.Namespace + " scale " + strings.ToLower(c.Object()) + " --replicas=2"})
+		case len(c.Pods) == 0:
+			all = append(all, noPods(c))
 		}
 		if len(d.Nodes) == 0 {
 			all = append(all, Finding{Severity: Error, Object: "DaemonSet of " + d.Name,
@@ -61,7 +62,8 @@ func workloads(v *cluster.View) (all []Finding) {
 func noPods(w *cluster.Workload) Finding {
 	return Finding{Severity: Error, Object: w.Object(), Cause: "pods of the driver do not exist",
 		Evidence: fmt.Sprintf("%d of %d pods exist", len(w.Pods), w.Desired),
-		Remedy:   "kubectl -n " + w.Namespace + " describe " + strings.ToLower(w.Kind) + " " + w.Name, Page: pageInstall}
+		Remedy:   "kubectl -n " + w.Namespace + " describe " + strings.ToLower(w.Kind) + " " + w.Name,
+		Page:     pageInstall}
 }
 
 // admission finds pods that the API server rejects. The events stay for an hour, so they count only
@@ -132,7 +134,8 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 	text := strings.Join(evidence, "\n")
 	m, ok := explain(text, podMessages)
 	if !ok {
-		m = message{cause: "a pod of the driver does not start", remedy: "kubectl -n " + p.Namespace + " describe pod " + p.Name, page: pageInstall}
+		m = message{cause: "a pod of the driver does not start", remedy: "kubectl -n " + p.Namespace +
+			" describe pod " + p.Name, page: pageInstall}
 	}
 	return &Finding{Severity: Error, Object: p.Object() + nodeOf(p), Cause: m.cause, Evidence: firstLines(text, 4),
 		Remedy: m.remedy, Page: m.page}
@@ -148,6 +151,14 @@ func podConditions(p *cluster.Pod) (all []string) {
 	if len(all) == 0 {
 		all = append(all, "phase Pending since "+p.CreationTimestamp.UTC().Format(time.RFC3339))
 	}
+	for _, c := range p.Spec.Containers { // a pull that hangs has no warning
+		for _, s := range p.Status.ContainerStatuses {
+			if s.Name == c.Name && s.State.Waiting != nil {
+				all = append(all, fmt.Sprintf("container %s with image %s: %s", c.Name, c.Image,
+					s.State.Waiting.Reason))
+			}
+		}
+	}
 	return all
 }
 
@@ -160,18 +171,21 @@ func containerFault(p *cluster.Pod, s corev1.ContainerStatus) *Finding {
 	case w.Reason == "CrashLoopBackOff":
 		f.Evidence = w.Reason
 		if t := s.LastTerminationState.Terminated; t != nil {
-			f.Evidence = fmt.Sprintf("exit code %d, %d restarts\n%s", t.ExitCode, s.RestartCount, lastLines(t.Message, 4))
+			f.Evidence = fmt.Sprintf("exit code %d, %d restarts\n%s", t.ExitCode, s.RestartCount, lastLines(
+				t.Message, 4))
 		}
 		m, ok := explain(f.Evidence, driverMessages)
 		if !ok {
 			m = message{cause: "the container ends again and again",
-				remedy: fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", p.Namespace, p.Name, s.Name), page: pageNoStart}
+				remedy: fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", p.Namespace, p.Name, s.Name),
+				page:   pageNoStart}
 		}
 		f.Cause, f.Remedy, f.Page = m.cause, m.remedy, m.page
 	default:
 		m, ok := explain(w.Reason+": "+w.Message, podMessages)
 		if !ok {
-			m = message{cause: "the container does not start", remedy: "kubectl -n " + p.Namespace + " describe pod " + p.Name, page: pageInstall}
+			m = message{cause: "the container does not start", remedy: "kubectl -n " + p.Namespace +
+				" describe pod " + p.Name, page: pageInstall}
 		}
 		f.Cause, f.Evidence, f.Remedy, f.Page = m.cause, w.Reason+": "+w.Message, m.remedy, m.page
 	}
@@ -254,7 +268,8 @@ func versions(v *cluster.View) (all []Finding) {
 		}
 		all = append(all, Finding{Severity: Warning, Object: d.Name,
 			Cause:    "pods of one driver run different versions: an update is not complete",
-			Evidence: strings.Join(evidence, "\n"), Remedy: "complete the update: kubectl -n " + d.Namespace + " rollout status",
+			Evidence: strings.Join(evidence, "\n"), Remedy: "complete the update: kubectl -n " + d.Namespace +
+				" rollout status",
 			Page: pageFailures})
 	}
 	return all

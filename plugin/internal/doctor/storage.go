@@ -27,15 +27,18 @@ type limit struct {
 }
 
 var limits = []limit{
-	{"causeway_unreadable_records", 0, Error, "records of volumes, snapshots or groups cannot be read: the driver leaves these alone",
+	{"causeway_unreadable_records", 0, Error, "records of volumes, snapshots or groups cannot be read: the driver " +
+		"leaves these alone",
 		"see RecordUnreadable: the log of the driver names the files", pageVolume, ""},
 	{"causeway_stalled_copies", 0, Error, "copies hang in the kernel: a process in a pod holds the lock of a file",
 		"end the pods that use the volumes with CopyStalled", pageVolume, ""},
-	{"causeway_helpers", 32, Error, "helper processes of a pool hang, and calls fail when there are none left (HelpersExhausted)",
+	{"causeway_helpers", 32, Error, "helper processes of a pool hang, and calls fail when there are none left " +
+		"(HelpersExhausted)",
 		"end the pods of the volumes with FilesystemStalled or CopyStalled", pageStorage, ""},
 	{"causeway_slot_wait_seconds", 600, Warning, "copies or formats wait for a slot for more than ten minutes",
 		"see which jobs hold the slots: causeway_slots_used", "docs/reference/metrics.md#the-driver", " s"},
-	{"causeway_background_panics_total", 0, Warning, "a background task of the driver panicked and was restarted: a defect",
+	{"causeway_background_panics_total", 0, Warning, "a background task of the driver panicked and was restarted: " +
+		"a defect",
 		"report it with the stack in the log of the driver", pageStorage, ""},
 }
 
@@ -82,7 +85,8 @@ func storageSpace(v *cluster.View) (all []Finding) {
 				continue
 			}
 			f := Finding{Severity: Warning, Object: p.Object() + nodeOf(p), Page: pageStorage,
-				Evidence: fmt.Sprintf("size %.0f, free %.0f, available %.0f, promised %.0f bytes", size, free, available, promised)}
+				Evidence: fmt.Sprintf("size %.0f, free %.0f, available %.0f, promised %.0f bytes", size, free,
+					available, promised)}
 			switch {
 			case free < size/20:
 				f.Severity = Error
@@ -93,7 +97,8 @@ func storageSpace(v *cluster.View) (all []Finding) {
 				f.Remedy = "make the disk larger, or delete snapshots and volumes"
 			case available == 0 && promised < size-size/20:
 				f.Severity = Error
-				f.Cause = "the root takes no new volumes although space is free: its inodes are used up (StorageInodesExhausted)"
+				f.Cause = "the root takes no new volumes although space is free: its inodes are used up " +
+					"(StorageInodesExhausted)"
 				f.Remedy = "see df -i on the node; delete files in volumes, or volumes and snapshots"
 			default:
 				continue
@@ -113,8 +118,9 @@ func shares(v *cluster.View) (all []Finding) {
 					all = append(all, Finding{Severity: Error, Object: "share " + s.Labels["source"],
 						Cause:    "the controller cannot use the share: its server is away, or rejects the credentials",
 						Evidence: p.Name + ": causeway_share_up " + s.String(),
-						Remedy:   "kubectl -n " + p.Namespace + " logs " + p.Name + " -c driver has the error; then repair the server, the network or the Secret",
-						Page:     pageSMB + "#when-the-server-is-away"})
+						Remedy: "kubectl -n " + p.Namespace + " logs " + p.Name +
+							" -c driver has the error; then repair the server, the network or the Secret",
+						Page: pageSMB + "#when-the-server-is-away"})
 				}
 			}
 		}

@@ -171,13 +171,15 @@ func (c *Cluster) pod(name, node string, t corev1.PodTemplateSpec) {
 	p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady,
 		Status: corev1.ConditionTrue}}}
 	for _, one := range p.Spec.Containers {
-		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: one.Name, Ready: true,
+		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: one.Name,
+			Ready: true,
 			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
 	}
 	c.Objects = append(c.Objects, p)
 	c.Answer(name, "driver", "/readyz", 200, "ok\n")
 	c.Answer(name, "sidecars", "/readyz", 200, "ok\n")
-	expiry := fmt.Sprintf("causeway_peer_certificate_expiry_timestamp_seconds %d\n", time.Now().Add(300*24*time.Hour).Unix())
+	expiry := fmt.Sprintf("causeway_peer_certificate_expiry_timestamp_seconds %d\n", time.Now().Add(
+		300*24*time.Hour).Unix())
 	if strings.Contains(name, "controller") {
 		c.Answer(name, "driver", "/readyz", 200, "ok: 2 of 2 nodes answer\n")
 		c.Answer(name, "driver", "/metrics", 200, expiry+`causeway_router_peers{state="answers"} 2
@@ -189,7 +191,8 @@ causeway_router_discovery_up 1
 		if strings.HasSuffix(name, "-1") {
 			leads = 1
 		}
-		c.Answer(name, "sidecars", "/metrics", 200, fmt.Sprintf("csi_sidecars_controller_up{controller=\"provisioner\"} %d\n", leads))
+		c.Answer(name, "sidecars", "/metrics", 200, fmt.Sprintf(
+			"csi_sidecars_controller_up{controller=\"provisioner\"} %d\n", leads))
 		return
 	}
 	c.Answer(name, "driver", "/metrics", 200, expiry+`causeway_volumes 3
@@ -220,7 +223,10 @@ func (c *Cluster) Metric(pod, line string) {
 	key := pod + ":9809/metrics"
 	a := c.Pods.Answers[key]
 	name := line[:strings.LastIndex(line, " ")]
-	lines := slices.DeleteFunc(strings.Split(a.Body, "\n"), func(l string) bool { return strings.HasPrefix(l, name+" ") })
+	lines := slices.DeleteFunc(strings.Split(a.Body, "\n"), func(l string) bool {
+		return strings.HasPrefix(l,
+			name+" ")
+	})
 	a.Body = strings.Join(append([]string{line}, lines...), "\n")
 	c.Pods.Answers[key] = a
 }
@@ -248,43 +254,59 @@ func (c *Cluster) Add(objects ...kruntime.Object) { c.Objects = append(c.Objects
 
 // Event adds a warning about an object.
 func (c *Cluster) Event(kind, namespace, name, reason, message string) {
-	c.Add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("event-%d", len(c.Objects))},
-		InvolvedObject: corev1.ObjectReference{Kind: kind, Namespace: namespace, Name: name}, Type: "Warning", Reason: reason,
+	c.Add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("event-%d", len(
+		c.Objects))},
+		InvolvedObject: corev1.ObjectReference{Kind: kind, Namespace: namespace, Name: name}, Type: "Warning",
+		Reason:  reason,
 		Message: message, LastTimestamp: Ago(time.Minute)})
 }
 
 // lists are the kinds of the dynamic client.
 var lists = map[schema.GroupVersionResource]string{
-	{Group: "", Version: "v1", Resource: "persistentvolumes"}:                                       "PersistentVolumeList",
-	{Group: "", Version: "v1", Resource: "persistentvolumeclaims"}:                                  "PersistentVolumeClaimList",
-	{Group: "", Version: "v1", Resource: "pods"}:                                                    "PodList",
-	{Group: "", Version: "v1", Resource: "services"}:                                                "ServiceList",
-	{Group: "", Version: "v1", Resource: "configmaps"}:                                              "ConfigMapList",
-	{Group: "", Version: "v1", Resource: "secrets"}:                                                 "SecretList",
-	{Group: "", Version: "v1", Resource: "serviceaccounts"}:                                         "ServiceAccountList",
-	{Group: "", Version: "v1", Resource: "events"}:                                                  "EventList",
-	{Group: "", Version: "v1", Resource: "nodes"}:                                                   "NodeList",
-	{Group: "apps", Version: "v1", Resource: "deployments"}:                                         "DeploymentList",
-	{Group: "apps", Version: "v1", Resource: "daemonsets"}:                                          "DaemonSetList",
-	{Group: "apps", Version: "v1", Resource: "replicasets"}:                                         "ReplicaSetList",
-	{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}:                        "NetworkPolicyList",
-	{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}:                               "LeaseList",
-	{Group: "policy", Version: "v1", Resource: "poddisruptionbudgets"}:                              "PodDisruptionBudgetList",
-	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"}:                          "RoleList",
-	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}:                   "RoleBindingList",
-	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"}:                   "ClusterRoleList",
-	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterrolebindings"}:            "ClusterRoleBindingList",
-	{Group: "storage.k8s.io", Version: "v1", Resource: "csistoragecapacities"}:                      "CSIStorageCapacityList",
-	{Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}:                                "CSIDriverList",
-	{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}:                                  "CSINodeList",
-	{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}:                            "StorageClassList",
-	{Group: "storage.k8s.io", Version: "v1", Resource: "volumeattachments"}:                         "VolumeAttachmentList",
-	{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}:           "VolumeSnapshotContentList",
-	{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}:                  "VolumeSnapshotList",
-	{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}:            "VolumeSnapshotClassList",
-	{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotcontents"}: "VolumeGroupSnapshotContentList",
-	{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshots"}:        "VolumeGroupSnapshotList",
-	{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}:  "VolumeGroupSnapshotClassList",
+	{Group: "", Version: "v1",
+		Resource: "persistentvolumes"}: "PersistentVolumeList",
+	{Group: "", Version: "v1",
+		Resource: "persistentvolumeclaims"}: "PersistentVolumeClaimList",
+	{Group: "", Version: "v1", Resource: "pods"}:       "PodList",
+	{Group: "", Version: "v1", Resource: "services"}:   "ServiceList",
+	{Group: "", Version: "v1", Resource: "configmaps"}: "ConfigMapList",
+	{Group: "", Version: "v1", Resource: "secrets"}:    "SecretList",
+	{Group: "", Version: "v1",
+		Resource: "serviceaccounts"}: "ServiceAccountList",
+	{Group: "", Version: "v1", Resource: "events"}:          "EventList",
+	{Group: "", Version: "v1", Resource: "nodes"}:           "NodeList",
+	{Group: "apps", Version: "v1", Resource: "deployments"}: "DeploymentList",
+	{Group: "apps", Version: "v1", Resource: "daemonsets"}:  "DaemonSetList",
+	{Group: "apps", Version: "v1", Resource: "replicasets"}: "ReplicaSetList",
+	{Group: "networking.k8s.io", Version: "v1",
+		Resource: "networkpolicies"}: "NetworkPolicyList",
+	{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}: "LeaseList",
+	{Group: "policy", Version: "v1",
+		Resource: "poddisruptionbudgets"}: "PodDisruptionBudgetList",
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"}:        "RoleList",
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}: "RoleBindingList",
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"}: "ClusterRoleList",
+	{Group: "rbac.authorization.k8s.io", Version: "v1",
+		Resource: "clusterrolebindings"}: "ClusterRoleBindingList",
+	{Group: "storage.k8s.io", Version: "v1",
+		Resource: "csistoragecapacities"}: "CSIStorageCapacityList",
+	{Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}:     "CSIDriverList",
+	{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}:       "CSINodeList",
+	{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}: "StorageClassList",
+	{Group: "storage.k8s.io", Version: "v1",
+		Resource: "volumeattachments"}: "VolumeAttachmentList",
+	{Group: "snapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumesnapshotcontents"}: "VolumeSnapshotContentList",
+	{Group: "snapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumesnapshots"}: "VolumeSnapshotList",
+	{Group: "snapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumesnapshotclasses"}: "VolumeSnapshotClassList",
+	{Group: "groupsnapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumegroupsnapshotcontents"}: "VolumeGroupSnapshotContentList",
+	{Group: "groupsnapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumegroupsnapshots"}: "VolumeGroupSnapshotList",
+	{Group: "groupsnapshot.storage.k8s.io", Version: "v1",
+		Resource: "volumegroupsnapshotclasses"}: "VolumeGroupSnapshotClassList",
 }
 
 // untyped returns a typed object for the dynamic client.

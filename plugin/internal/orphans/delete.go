@@ -156,13 +156,14 @@ func (d *Deletion) reservation(o Orphan) *reservation {
 	name := "causeway-orphan-" + rand.String(10)
 	labels := map[string]any{reservationLabel: "true"}
 	if o.What == "snapshot" {
-		return &reservation{resource: contents, field: "deletionPolicy", object: &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": contents.GroupVersion().String(), "kind": contentKind,
-			"metadata": map[string]any{"name": name, "labels": labels, "finalizers": []any{contentFinalizer}},
-			"spec": map[string]any{"driver": d.Driver.Name, "deletionPolicy": "Retain",
-				"source":            map[string]any{"snapshotHandle": o.ID},
-				"volumeSnapshotRef": map[string]any{"namespace": d.Driver.Namespace, "name": name}},
-		}}}
+		return &reservation{resource: contents, field: "deletionPolicy", object: &unstructured.Unstructured{
+			Object: map[string]any{
+				"apiVersion": contents.GroupVersion().String(), "kind": contentKind,
+				"metadata": map[string]any{"name": name, "labels": labels, "finalizers": []any{contentFinalizer}},
+				"spec": map[string]any{"driver": d.Driver.Name, "deletionPolicy": "Retain",
+					"source":            map[string]any{"snapshotHandle": o.ID},
+					"volumeSnapshotRef": map[string]any{"namespace": d.Driver.Namespace, "name": name}},
+			}}}
 	}
 	pv := &corev1.PersistentVolume{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: volumeKind},
@@ -171,10 +172,12 @@ func (d *Deletion) reservation(o Orphan) *reservation {
 			Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": d.Driver.Name}},
 		Spec: corev1.PersistentVolumeSpec{
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(max(o.Size, 1), resource.BinarySI)},
-			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Capacity: corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(max(
+				o.Size, 1), resource.BinarySI)},
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			// The claim does not exist: so the volume becomes Released, and no claim gets it.
-			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: d.Driver.Namespace, Name: name, UID: uuid.NewUUID()},
+			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
+				Namespace: d.Driver.Namespace, Name: name, UID: uuid.NewUUID()},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				Driver: d.Driver.Name, VolumeHandle: o.ID}},
 		},
@@ -184,7 +187,8 @@ func (d *Deletion) reservation(o Orphan) *reservation {
 		panic(err) // a typed object of the API
 	}
 	delete(object, "status")
-	return &reservation{resource: volumes, field: "persistentVolumeReclaimPolicy", object: &unstructured.Unstructured{Object: object}}
+	return &reservation{resource: volumes, field: "persistentVolumeReclaimPolicy", object: &unstructured.Unstructured{
+		Object: object}}
 }
 
 // commit sets the policy to Delete.
@@ -200,17 +204,20 @@ func (d *Deletion) commit(ctx context.Context, r *reservation) error {
 
 // policy sets the policy of a reservation. The UID makes sure that it is that object.
 func (d *Deletion) policy(ctx context.Context, r *reservation, policy string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": r.uid}, "spec": map[string]any{r.field: policy}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": r.uid}, "spec": map[string]any{
+		r.field: policy}})
 	if err != nil {
 		return err
 	}
-	_, err = d.Client.Dynamic.Resource(r.resource).Patch(ctx, r.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = d.Client.Dynamic.Resource(r.resource).Patch(ctx, r.name, types.MergePatchType, patch,
+		metav1.PatchOptions{})
 	return err
 }
 
 // remove deletes the object of a reservation.
 func (d *Deletion) remove(ctx context.Context, r *reservation) error {
-	return d.Client.Dynamic.Resource(r.resource).Delete(ctx, r.name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &r.uid}})
+	return d.Client.Dynamic.Resource(r.resource).Delete(ctx, r.name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &r.uid}})
 }
 
 // gone waits until the sidecar has deleted the orphan and the reservation.
@@ -219,7 +226,8 @@ func (d *Deletion) gone(ctx context.Context, r *reservation) error {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	events, listErr := d.Client.Kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "type=Warning,involvedObject.name=" + r.name})
+	events, listErr := d.Client.Kube.CoreV1().Events("").List(ctx, metav1.ListOptions{
+		FieldSelector: "type=Warning,involvedObject.name=" + r.name})
 	if listErr == nil && len(events.Items) > 0 {
 		err = errors.Join(err, errors.New(events.Items[len(events.Items)-1].Message))
 	}
@@ -260,7 +268,8 @@ func (d *Deletion) release(ctx context.Context, r *reservation) error {
 	}
 	if err == nil && r.resource == contents {
 		patch := []byte(`{"metadata":{"finalizers":null}}`)
-		_, err = d.Client.Dynamic.Resource(r.resource).Patch(ctx, r.name, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err = d.Client.Dynamic.Resource(r.resource).Patch(ctx, r.name, types.MergePatchType, patch,
+			metav1.PatchOptions{})
 	}
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil

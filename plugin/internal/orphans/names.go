@@ -106,7 +106,8 @@ func (s *Search) read(ctx context.Context, except map[types.UID]bool) (*names, e
 }
 
 // readKind reads the objects of a kind, as of one moment.
-func (s *Search) readKind(ctx context.Context, r schema.GroupVersionResource, kind string, n *names, except map[types.UID]bool) error {
+func (s *Search) readKind(ctx context.Context, r schema.GroupVersionResource, kind string, n *names,
+	except map[types.UID]bool) error {
 	seen := map[string]bool{}
 	for next := ""; ; {
 		page, err := s.Client.Dynamic.Resource(r).List(ctx, metav1.ListOptions{Limit: pageSize, Continue: next})

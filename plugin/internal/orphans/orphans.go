@@ -84,7 +84,8 @@ func (s *Search) Find(ctx context.Context) (Report, error) {
 		return Report{}, fmt.Errorf("list the volumes of the driver: %w", err)
 	}
 	if held.Driver != s.Driver.Name {
-		return Report{}, fmt.Errorf("%w: the pod's driver is %q, and not %q", ErrNoConclusion, held.Driver, s.Driver.Name)
+		return Report{}, fmt.Errorf("%w: the pod's driver is %q, and not %q", ErrNoConclusion, held.Driver,
+			s.Driver.Name)
 	}
 	if err := s.sleep(ctx, s.Settle); err != nil {
 		return Report{}, err
@@ -135,9 +136,11 @@ func (s *Search) judge(held *inventory.Inventory, n *names) (Report, error) {
 			members = r.Members.add(members, groups[o.Group], Orphan{"snapshot", o})
 		}
 	}
-	r.Orphans = slices.Concat(r.Orphans, r.Volumes.conclude(volumes), r.Snapshots.conclude(snapshots), r.Members.conclude(members))
+	r.Orphans = slices.Concat(r.Orphans, r.Volumes.conclude(volumes), r.Snapshots.conclude(snapshots),
+		r.Members.conclude(members))
 	if len(r.Orphans) > 0 && r.Volumes.Named+r.Snapshots.Named+r.Members.Named == 0 && !s.NoneNamed {
-		return Report{}, fmt.Errorf("%w: the driver holds %d volumes and %d snapshots, and no object names any of them. "+
+		return Report{}, fmt.Errorf("%w: the driver holds %d volumes and %d snapshots, and no object names any of "+
+			"them. "+
 			"Was the cluster restored from a backup, or is the storage that of another cluster? If all of them are "+
 			"orphans, use --expect-none-named", ErrNoConclusion, r.Volumes.Held, r.Snapshots.Held+r.Members.Held)
 	}

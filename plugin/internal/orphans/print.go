@@ -29,7 +29,8 @@ func (r Report) Text(out io.Writer) error {
 		if !o.Created.IsZero() {
 			created = o.Created.UTC().Format(time.RFC3339)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n", o.What, safe.Cell(o.ID), o.Size, safe.Cell(strings.Join(o.Nodes, ",")),
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n", o.What, safe.Cell(o.ID), o.Size, safe.Cell(strings.Join(
+			o.Nodes, ",")),
 			safe.Cell(created), safe.Cell(o.Source), safe.Cell(o.Group))
 	}
 	for _, c := range []struct {
@@ -43,11 +44,13 @@ func (r Report) Text(out io.Writer) error {
 		fmt.Fprintf(w, "%s: %d held, %d named, %d orphans\n", c.what, c.Held, c.Named, c.Orphans)
 	}
 	if len(r.Pending) > 0 && len(r.Orphans) > 0 {
-		fmt.Fprintf(w, "%d claims are pending: a volume may be being made for each of them: run the command again later\n",
+		fmt.Fprintf(w, "%d claims are pending: a volume may be being made for each of them: run the command again "+
+			"later\n",
 			len(r.Pending))
 	}
 	for _, name := range r.Reservations {
-		fmt.Fprintf(w, "%s is left of an interrupted delete, and names its orphan: delete it, its policy is Retain\n", safe.Text(name))
+		fmt.Fprintf(w, "%s is left of an interrupted delete, and names its orphan: delete it, its policy is "+
+			"Retain\n", safe.Text(name))
 	}
 	return w.Flush()
 }

@@ -114,7 +114,10 @@ func driver(v *cluster.View, d *cluster.Driver) Driver {
 		}
 		s.Capacity = append(s.Capacity, one)
 	}
-	slices.SortFunc(s.Capacity, func(a, b Capacity) int { return strings.Compare(a.Class+"\x00"+a.Node, b.Class+"\x00"+b.Node) })
+	slices.SortFunc(s.Capacity, func(a, b Capacity) int {
+		return strings.Compare(a.Class+"\x00"+a.Node,
+			b.Class+"\x00"+b.Node)
+	})
 	return s
 }
 
@@ -181,11 +184,13 @@ func (s Status) Text(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "API server %s\n", safe.Text(s.Server))
 	for _, d := range s.Drivers {
-		fmt.Fprintf(w, "\n%s in namespace %s: %d volumes, %d snapshots, %d group snapshots, leader %s\n", d.Name, d.Namespace,
+		fmt.Fprintf(w, "\n%s in namespace %s: %d volumes, %d snapshots, %d group snapshots, leader %s\n", d.Name,
+			d.Namespace,
 			d.Volumes, d.Snapshots, d.Groups, safe.Cell(d.Leader))
 		fmt.Fprintln(w, "POD\tNODE\tREADY\tVERSION\tKERNEL\tVOLUMES\tSNAPSHOTS\tSIZE\tFREE\tAVAILABLE\tCERTIFICATE")
 		for _, p := range slices.Concat(d.Controller, d.Nodes) {
-			fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, safe.Cell(p.Node), p.Ready, safe.Cell(p.Version),
+			fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, safe.Cell(p.Node), p.Ready,
+				safe.Cell(p.Version),
 				safe.Cell(p.Kernel), count(p.Volumes), count(p.Snapshots), bytes(p.SizeBytes), bytes(p.FreeBytes),
 				bytes(p.AvailableBytes), date(p.CertificateExpires))
 		}

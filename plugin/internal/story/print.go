@@ -36,7 +36,8 @@ func (s *Story) Text(out io.Writer) error {
 	}
 	fmt.Fprintln(w, "\nEvents:")
 	for _, e := range s.Events {
-		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", e.Time.Format(time.RFC3339), safe.Text(e.Object), safe.Text(e.Reason), safe.Text(strings.TrimSpace(e.Message)))
+		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", e.Time.Format(time.RFC3339), safe.Text(e.Object), safe.Text(e.Reason),
+			safe.Text(strings.TrimSpace(e.Message)))
 	}
 	s.driverText(w)
 	for _, n := range s.NotRead {

@@ -76,7 +76,8 @@ type teller struct {
 // Of returns the story of a claim, or of the PersistentVolume pv/NAME. program is the path of the
 // driver in its image. Errors: those of the first object.
 func Of(ctx context.Context, c cluster.Client, namespace, name, program string) (*Story, error) {
-	t := &teller{client: c, program: program, story: &Story{Objects: []Object{}, Events: []Event{}, NotRead: []string{}}}
+	t := &teller{client: c, program: program, story: &Story{Objects: []Object{}, Events: []Event{},
+		NotRead: []string{}}}
 	if err := t.first(ctx, namespace, name); err != nil {
 		return nil, err
 	}
@@ -107,7 +108,8 @@ func (t *teller) first(ctx context.Context, namespace, name string) (err error) 
 		t.claim = claim
 		return nil
 	}
-	if t.claim, err = core.PersistentVolumeClaims(namespace).Get(ctx, strings.TrimPrefix(name, "pvc/"), metav1.GetOptions{}); err != nil {
+	if t.claim, err = core.PersistentVolumeClaims(namespace).Get(ctx, strings.TrimPrefix(name, "pvc/"),
+		metav1.GetOptions{}); err != nil {
 		return err
 	}
 	if t.claim.Spec.VolumeName == "" {
@@ -142,7 +144,8 @@ func (t *teller) add(ctx context.Context, kind, namespace, name, state string) {
 		if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name {
 			continue
 		}
-		t.story.Events = append(t.story.Events, Event{cluster.EventTime(e).UTC(), kind + "/" + name, e.Type, e.Reason, e.Message})
+		t.story.Events = append(t.story.Events, Event{cluster.EventTime(e).UTC(), kind + "/" + name, e.Type,
+			e.Reason, e.Message})
 	}
 }
 
@@ -172,7 +175,8 @@ func (t *teller) objects(ctx context.Context) {
 }
 
 func claimState(c *corev1.PersistentVolumeClaim) string {
-	s := fmt.Sprintf("%s, wants %s, has %s", c.Status.Phase, c.Spec.Resources.Requests.Storage(), c.Status.Capacity.Storage())
+	s := fmt.Sprintf("%s, wants %s, has %s", c.Status.Phase, c.Spec.Resources.Requests.Storage(),
+		c.Status.Capacity.Storage())
 	for _, one := range c.Status.Conditions {
 		s += fmt.Sprintf("; %s=%s %s", one.Type, one.Status, one.Message)
 	}
@@ -225,7 +229,8 @@ func (t *teller) attachments(ctx context.Context) {
 	}
 	for _, a := range all.Items {
 		if a.Spec.Source.PersistentVolumeName != nil && *a.Spec.Source.PersistentVolumeName == t.volume.Name {
-			t.add(ctx, "VolumeAttachment", "", a.Name, fmt.Sprintf("to %s, attached %t", a.Spec.NodeName, a.Status.Attached))
+			t.add(ctx, "VolumeAttachment", "", a.Name, fmt.Sprintf("to %s, attached %t", a.Spec.NodeName,
+				a.Status.Attached))
 		}
 	}
 }
@@ -238,7 +243,8 @@ func (t *teller) snapshots(ctx context.Context) {
 	} else if t.volume != nil && t.volume.Spec.CSI != nil {
 		for i := range contents.Items {
 			o := &contents.Items[i]
-			if source, _, _ := unstructured.NestedString(o.Object, "spec", "source", "volumeHandle"); source == t.volume.Spec.CSI.VolumeHandle {
+			if source, _, _ := unstructured.NestedString(o.Object, "spec", "source",
+				"volumeHandle"); source == t.volume.Spec.CSI.VolumeHandle {
 				t.add(ctx, "VolumeSnapshotContent", "", o.GetName(), snapshotState(o))
 			}
 		}
@@ -246,7 +252,8 @@ func (t *teller) snapshots(ctx context.Context) {
 	if t.claim == nil {
 		return
 	}
-	snapshots, err := t.client.Dynamic.Resource(cluster.SnapshotVersion.WithResource("volumesnapshots")).Namespace(t.claim.Namespace).
+	snapshots, err := t.client.Dynamic.Resource(cluster.SnapshotVersion.WithResource("volumesnapshots")).Namespace(
+		t.claim.Namespace).
 		List(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.lack("VolumeSnapshots", err)
@@ -254,7 +261,8 @@ func (t *teller) snapshots(ctx context.Context) {
 	}
 	for i := range snapshots.Items {
 		o := &snapshots.Items[i]
-		if source, _, _ := unstructured.NestedString(o.Object, "spec", "source", "persistentVolumeClaimName"); source == t.claim.Name {
+		if source, _, _ := unstructured.NestedString(o.Object, "spec", "source",
+			"persistentVolumeClaimName"); source == t.claim.Name {
 			t.add(ctx, "VolumeSnapshot", o.GetNamespace(), o.GetName(), snapshotState(o))
 		}
 	}
@@ -281,14 +289,16 @@ func (t *teller) driver(ctx context.Context) {
 	}
 	d := found[0]
 	var out bytes.Buffer
-	if err := orphans.InController(ctx, t.client, d, []string{t.program, "list", "--volume=" + t.story.Handle}, &out); err != nil {
+	if err := orphans.InController(ctx, t.client, d, []string{t.program, "list", "--volume=" + t.story.Handle},
+		&out); err != nil {
 		t.lack("record and health", err)
 	} else if err := json.Unmarshal(out.Bytes(), &t.story.Record); err != nil {
 		t.lack("record and health", err)
 	}
 	pod := t.podOfNode(d)
 	if pod == nil {
-		t.lack("path, mounts and jobs", fmt.Errorf("no pod of the driver runs on the node of the volume (%s)", t.story.Node))
+		t.lack("path, mounts and jobs", fmt.Errorf("no pod of the driver runs on the node of the volume (%s)",
+			t.story.Node))
 		return
 	}
 	t.files(ctx, pod)
@@ -315,7 +325,8 @@ func (t *teller) podOfNode(d *cluster.Driver) *cluster.Pod {
 // files runs the command show in the pod of the node.
 func (t *teller) files(ctx context.Context, p *cluster.Pod) {
 	digest := sha256.Sum256([]byte(t.story.Handle)) // in the kubelet's staging path
-	command := append([]string{t.program, "show", t.story.Handle, t.volume.Name + "," + hex.EncodeToString(digest[:])}, arguments(p.Pod)...)
+	command := append([]string{t.program, "show", t.story.Handle, t.volume.Name + "," + hex.EncodeToString(
+		digest[:])}, arguments(p.Pod)...)
 	var out bytes.Buffer
 	if err := t.client.Pods.Exec(ctx, p.Pod, "driver", command, &out); err != nil {
 		t.lack("path and mounts", err)
