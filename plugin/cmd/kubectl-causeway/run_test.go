@@ -8,9 +8,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
@@ -135,5 +137,41 @@ func TestABundleIsANewPrivateFile(t *testing.T) {
 	}
 	if _, log, code := execute(t, fake.Healthy(), "", "bundle", "--file="+file); code != 1 || !strings.Contains(log, "exists") {
 		t.Errorf("exit %d: %s", code, log)
+	}
+}
+
+// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/how-to/orphans.md with the flags.
+func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(fake.Root(), "docs", "how-to", "orphans.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `--([a-z-]+)").FindAllStringSubmatch(string(page), -1) {
+		documented[m[1]] = true
+	}
+	fs := pflag.NewFlagSet("orphans", pflag.ContinueOnError)
+	orphansCommand().flags(fs)
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !documented[f.Name] {
+			t.Errorf("--%s is not in docs/how-to/orphans.md", f.Name)
+		}
+		delete(documented, f.Name)
+	})
+	if len(documented) > 0 {
+		t.Errorf("docs/how-to/orphans.md has %v, the command has not", documented)
+	}
+}
+
+// TestThePageHasAllChecks compares docs/how-to/plugin.md with the checks of doctor.
+func TestThePageHasAllChecks(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(fake.Root(), "docs", "how-to", "plugin.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range doctor.Checks() {
+		if !strings.Contains(string(page), "`"+c.Name+"`") {
+			t.Errorf("docs/how-to/plugin.md does not have the check %s", c.Name)
+		}
 	}
 }

@@ -376,3 +376,22 @@ func TestReportsAsText(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The typed fields count by themselves, not only by the search in the text.
+func TestHandlesOfTypedFields(t *testing.T) {
+	content := object("VolumeSnapshotContent", map[string]any{"source": map[string]any{"volumeHandle": "a", "snapshotHandle": "b"}})
+	content.Object["status"] = map[string]any{"snapshotHandle": "c", "volumeGroupSnapshotHandle": "d"}
+	group := groupContent("e", "f", "g")
+	group.Object["status"] = map[string]any{"volumeGroupSnapshotHandle": "h", "volumeSnapshotInfoList": []any{
+		map[string]any{"volumeHandle": "i", "snapshotHandle": "j"}}}
+	dynamic := object("VolumeGroupSnapshotContent", map[string]any{"source": map[string]any{"volumeHandles": []any{"k", "l"}}})
+	for want, o := range map[string]*unstructured.Unstructured{"x": pv("x"), "abcd": content, "efghij": group, "kl": dynamic} {
+		if got := strings.Join(handles(o.GetKind(), o), ""); got != want {
+			t.Errorf("%s: %s, want %s", o.GetKind(), got, want)
+		}
+	}
+	n := &names{ids: map[string]bool{}, digests: map[digestKey]bool{}, count: map[string]int{}}
+	if err := n.object(volumeKind, pv("another form of ID@address")); err != nil || !n.ids["another form of ID"] {
+		t.Errorf("%v: %v", n.ids, err)
+	}
+}
