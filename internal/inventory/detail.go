@@ -56,7 +56,8 @@ func One(ctx context.Context, conn grpc.ClientConnInterface, id string, o Option
 	})
 	ask("ListSnapshots", func(ctx context.Context) error {
 		all, err := pages(ctx, o, func(ctx context.Context, token string) ([]Object, string, error) {
-			resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: o.Page, StartingToken: token, SourceVolumeId: id},
+			resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: o.Page, StartingToken: token,
+				SourceVolumeId: id},
 				grpc.MaxCallRecvMsgSize(maxMessage))
 			return entries(resp.GetEntries(), snapshot), resp.GetNextToken(), err
 		})

@@ -140,8 +140,10 @@ func usage(set *flag.FlagSet, env Environment) {
 	fmt.Fprintf(env.Stderr, "%s is a CSI driver. Flags:\n", env.Command)
 	listFlags(set, env.Stderr)
 	fmt.Fprintf(env.Stderr, "Other commands, each with --help:\n  %[1]s certs\n    \tcreates certificates for the "+
-		"router and for nodes\n  %[1]s list\n    \tprints the volumes and snapshots of a running driver as JSON\n"+
-		"  %[1]s show\n    \tprints the path, the record and the mounts of a volume on this node as JSON\n", env.Command)
+		"router and for nodes\n  %[1]s list\n    \tprints the volumes and snapshots of a running "+
+		"driver as JSON\n"+
+		"  %[1]s show\n    \tprints the path, the record and the mounts of a volume on this node as JSON\n",
+		env.Command)
 }
 
 // listFlags lists the flags, each with two dashes.

@@ -30,7 +30,8 @@ func (l *listing) flags(set *flag.FlagSet) {
 		"CSI endpoint of the driver: `unix:///path.sock` (default: $CSI_ENDPOINT, else the default endpoint of the "+
 			"driver)")
 	set.StringVar(&l.volume, "volume", "",
-		"Volume `ID`: list only this volume, with its health and its snapshots (default: list all volumes and snapshots)")
+		"Volume `ID`: list only this volume, with its health and its snapshots (default: list all volumes and "+
+			"snapshots)")
 	set.DurationVar(&l.calls.Call, "timeout", time.Minute, "Maximum time for each call to the driver.")
 }
 
