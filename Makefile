@@ -11,7 +11,7 @@ LONG = ./pkg/mounter ./pkg/backend/hostpath ./pkg/backend/smb/... ./test/crash .
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Separate modules keep the product's go.mod small. Their tests run on Linux.
-MODULES = test/cluster sidecars/test test/e2e deploy/images $(COPY)
+MODULES = test/cluster sidecars/test test/e2e deploy/images plugin $(COPY)
 # Container copy. The rest does not need the folder: hack/without-containercopy.
 COPY = $(patsubst %/go.mod,%,$(wildcard containercopy/go.mod containercopy/live/go.mod))
 # The flags of the suite's program, for all of its packages: with other flags Go would compile Kubernetes a second time, which takes minutes.
@@ -37,7 +37,7 @@ FUZZTIME = 5s
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-rules test-alerts test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images test-cluster test-rules test-alerts test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -71,6 +71,8 @@ test-sidecars: ## run csi-sidecars with a real API server, and apply the manifes
 	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e /monitoring -e '/outages$$' -e '/quotas$$'); $(GO) -C sidecars/test test -timeout 20m ./...
 test-copy: ## run the tests of container copy: containercopy/README.md
 	$(GO) -C containercopy test -timeout 30m -p $(PACKAGES) ./...
+test-plugin: ## run the tests of kubectl causeway: docs/how-to/plugin.md
+	$(GO) -C plugin test -timeout 10m -p $(PACKAGES) ./...
 copy-cluster: ## use container copy in a cluster on this machine, with each part upgraded, rolled back, killed, removed and installed again; root, Debian
 	$(GO) -C containercopy/live test -count=1 .
 	@$(GO) -C containercopy/live run .
@@ -153,6 +155,7 @@ vet: ## go vet for every platform
 	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} $(SIDECARS) vet ./...; done
 	set -e; for m in $(filter containercopy,$(COPY)); do for p in windows/amd64 darwin/arm64; do echo "vet $$m for $$p"; \
 	GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) -C $$m vet $$($(GO) -C $$m list ./... | grep -v -e apiserver -e images); done; done
+	set -e; for p in windows/amd64 darwin/arm64; do echo "vet plugin for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) -C plugin vet ./...; done
 	set -e; for m in $(MODULES); do echo "vet $$m"; $(GO) -C $$m vet ./...; done
 	echo "vet the examples"; GOWORK=$(CURDIR)/go.work $(GO) vet $(EXAMPLES)
 	$(SUITE) vet ./...

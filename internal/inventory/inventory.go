@@ -1,4 +1,7 @@
-package orphans
+// Package inventory lists the volumes and snapshots of a driver through its CSI endpoint. kubectl
+// causeway compares the list with the objects of the cluster, and an operator may delete a volume
+// that no object names. So a list is complete, or an error.
+package inventory
 
 import (
 	"cmp"
@@ -8,6 +11,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -18,40 +22,44 @@ import (
 // maxMessage is the largest size of a response, in bytes. A page has up to 4 MiB of node IDs alone.
 const maxMessage = 64 << 20
 
-// held has the objects of the driver. All have IDs of package volumeid, perhaps with an address.
-type held struct {
-	volumes, snapshots []Orphan // sorted by ID, without members of group snapshots
-	groups             []*group
+// Options are the settings of a list.
+type Options struct {
+	Page int32         // entries in a page of a list; 0: the default of the driver
+	Call time.Duration // time limit of a call to the driver; 0: none
 }
 
-// group is a group snapshot. It is deleted as a whole, so it also counts as named as a whole.
-type group struct {
-	id        string
-	snapshots []Orphan
+// Inventory has the volumes and snapshots of a driver, sorted by ID, without inline volumes, which
+// have no object of their own. All IDs are those of package volumeid, perhaps with an address.
+type Inventory struct {
+	Driver    string   `json:"driver"` // name
+	Volumes   []Object `json:"volumes"`
+	Snapshots []Object `json:"snapshots"`
 }
 
-// named reports whether the group or a member is named.
-func (g *group) named(ids map[string]bool) bool {
-	return ids[key(g.id)] || slices.ContainsFunc(g.snapshots, func(s Orphan) bool { return ids[key(s.ID)] })
+// Object is a volume or a snapshot.
+type Object struct {
+	ID      string    `json:"id"`
+	Group   string    `json:"group,omitempty"` // group snapshot of a member
+	Size    int64     `json:"size"`            // bytes
+	Nodes   []string  `json:"nodes,omitempty"` // values of its topology
+	Created time.Time `json:"created,omitzero"`
+	Source  string    `json:"source,omitempty"` // ID of the source
 }
 
-// key returns the part of an ID that identifies its object, which a Finder finds in text.
-func key(id string) string {
+// Key returns the part of an ID that identifies its object, which a volumeid.Finder finds in text.
+func Key(id string) string {
 	id, _, _ = volumeid.Cut(id)
 	return id
 }
 
-// members returns the snapshots of all groups.
-func (h *held) members() (all []Orphan) {
-	for _, g := range h.groups {
-		all = append(all, g.snapshots...)
-	}
-	return all
-}
-
-// list lists all objects of the driver.
-func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held, error) {
+// List lists all objects of the driver at conn. Errors: those of the driver, and an ID of an unknown
+// form, as no text shows whether it is named.
+func List(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*Inventory, error) {
 	c := csi.NewControllerClient(conn)
+	name, err := name(ctx, conn, o)
+	if err != nil {
+		return nil, err
+	}
 	can, err := capabilities(ctx, c, o)
 	if err != nil {
 		return nil, err
@@ -60,7 +68,7 @@ func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held,
 		return nil, errors.New("it cannot list volumes (LIST_VOLUMES): ask the controller's socket, or that of a " +
 			"node which serves its own storage")
 	}
-	volumes, err := pages(ctx, o, func(ctx context.Context, token string) ([]Orphan, string, error) {
+	volumes, err := pages(ctx, o, func(ctx context.Context, token string) ([]Object, string, error) {
 		resp, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: o.Page, StartingToken: token},
 			grpc.MaxCallRecvMsgSize(maxMessage))
 		return entries(resp.GetEntries(), volume), resp.GetNextToken(), err
@@ -72,9 +80,9 @@ func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held,
 		if can[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
 			return nil, errors.New("it makes snapshots and cannot list them (LIST_SNAPSHOTS)")
 		}
-		return sorted(volumes, nil)
+		return sorted(name, volumes, nil)
 	}
-	snapshots, err := pages(ctx, o, func(ctx context.Context, token string) ([]Orphan, string, error) {
+	snapshots, err := pages(ctx, o, func(ctx context.Context, token string) ([]Object, string, error) {
 		resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: o.Page, StartingToken: token},
 			grpc.MaxCallRecvMsgSize(maxMessage))
 		return entries(resp.GetEntries(), snapshot), resp.GetNextToken(), err
@@ -82,7 +90,15 @@ func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held,
 	if err != nil {
 		return nil, err
 	}
-	return sorted(volumes, snapshots)
+	return sorted(name, volumes, snapshots)
+}
+
+// name returns the name of the driver.
+func name(ctx context.Context, conn grpc.ClientConnInterface, o Options) (string, error) {
+	ctx, cancel := o.call(ctx)
+	defer cancel()
+	resp, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	return resp.GetName(), err
 }
 
 // capabilities returns the controller capabilities of the driver.
@@ -111,8 +127,8 @@ func (o Options) call(ctx context.Context) (context.Context, context.CancelFunc)
 
 // pages reads all pages of a list and returns the entries by ID: an entry may be on two pages.
 func pages(ctx context.Context, o Options,
-	ask func(ctx context.Context, token string) ([]Orphan, string, error)) (map[string]Orphan, error) {
-	all, seen := map[string]Orphan{}, map[string]bool{}
+	ask func(ctx context.Context, token string) ([]Object, string, error)) (map[string]Object, error) {
+	all, seen := map[string]Object{}, map[string]bool{}
 	for token := ""; ; {
 		call, cancel := o.call(ctx)
 		page, next, err := ask(call, token)
@@ -134,61 +150,54 @@ func pages(ctx context.Context, o Options,
 	}
 }
 
-// sorted sorts the entries. An ID of another form is an error, as no text shows whether it is
-// named.
-func sorted(volumes, snapshots map[string]Orphan) (*held, error) {
-	h, groups := &held{}, map[string]*group{}
-	byID := func(a, b Orphan) int { return cmp.Compare(a.ID, b.ID) }
+// sorted sorts and checks the entries.
+func sorted(name string, volumes, snapshots map[string]Object) (*Inventory, error) {
+	all := &Inventory{Driver: name, Volumes: []Object{}, Snapshots: []Object{}}
+	byID := func(a, b Object) int { return cmp.Compare(a.ID, b.ID) }
 	for _, v := range slices.SortedFunc(maps.Values(volumes), byID) {
-		switch id, err := volumeid.Parse(key(v.ID)); {
+		switch id, err := volumeid.Parse(Key(v.ID)); {
 		case err != nil:
 			return nil, fmt.Errorf("volume %.128q: %w", v.ID, err)
-		case id.Kind == volumeid.Inline: // an inline volume has no object of its own
+		case id.Kind == volumeid.Inline:
 		default:
-			h.volumes = append(h.volumes, v)
+			all.Volumes = append(all.Volumes, v)
 		}
 	}
 	for _, s := range slices.SortedFunc(maps.Values(snapshots), byID) {
-		if _, err := volumeid.Parse(key(s.ID)); err != nil {
+		if _, err := volumeid.Parse(Key(s.ID)); err != nil {
 			return nil, fmt.Errorf("snapshot %.128q: %w", s.ID, err)
 		}
-		if s.Group == "" {
-			h.snapshots = append(h.snapshots, s)
-			continue
+		if s.Group != "" {
+			if _, err := volumeid.Parse(Key(s.Group)); err != nil {
+				return nil, fmt.Errorf("snapshot %s is in group %.128q: %w", s.ID, s.Group, err)
+			}
 		}
-		if _, err := volumeid.Parse(key(s.Group)); err != nil {
-			return nil, fmt.Errorf("snapshot %s is in group %.128q: %w", s.ID, s.Group, err)
-		}
-		if groups[s.Group] == nil {
-			groups[s.Group] = &group{id: s.Group}
-			h.groups = append(h.groups, groups[s.Group])
-		}
-		groups[s.Group].snapshots = append(groups[s.Group].snapshots, s)
+		all.Snapshots = append(all.Snapshots, s)
 	}
-	return h, nil
+	return all, nil
 }
 
-func entries[E any](all []E, what func(E) Orphan) []Orphan {
-	page := make([]Orphan, 0, len(all))
+func entries[E any](all []E, what func(E) Object) []Object {
+	page := make([]Object, 0, len(all))
 	for _, e := range all {
 		page = append(page, what(e))
 	}
 	return page
 }
 
-func volume(e *csi.ListVolumesResponse_Entry) Orphan {
+func volume(e *csi.ListVolumesResponse_Entry) Object {
 	v := e.GetVolume()
-	return Orphan{
-		What: "volume", ID: v.GetVolumeId(), Size: v.GetCapacityBytes(), Nodes: segments(v.GetAccessibleTopology()),
+	return Object{
+		ID: v.GetVolumeId(), Size: v.GetCapacityBytes(), Nodes: segments(v.GetAccessibleTopology()),
 		Source: cmp.Or(v.GetContentSource().GetSnapshot().GetSnapshotId(),
 			v.GetContentSource().GetVolume().GetVolumeId()),
 	}
 }
 
-func snapshot(e *csi.ListSnapshotsResponse_Entry) Orphan {
+func snapshot(e *csi.ListSnapshotsResponse_Entry) Object {
 	s := e.GetSnapshot()
-	o := Orphan{
-		What: "snapshot", ID: s.GetSnapshotId(), Group: s.GetGroupSnapshotId(), Size: s.GetSizeBytes(),
+	o := Object{
+		ID: s.GetSnapshotId(), Group: s.GetGroupSnapshotId(), Size: s.GetSizeBytes(),
 		Nodes: segments(s.GetAccessibleTopology()), Source: s.GetSourceVolumeId(),
 	}
 	if s.GetCreationTime() != nil {

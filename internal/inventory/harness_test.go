@@ -1,15 +1,13 @@
-package orphans
+package inventory
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -25,6 +23,7 @@ import (
 // lister is a driver that only lists. It makes pages of two entries at the most.
 type lister struct {
 	csi.UnimplementedControllerServer
+	csi.UnimplementedIdentityServer
 	volumes   []*csi.Volume
 	snapshots []*csi.Snapshot
 	cannot    []csi.ControllerServiceCapability_RPC_Type
@@ -48,6 +47,10 @@ func (l *lister) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 		}
 	}
 	return resp, nil
+}
+
+func (l *lister) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: "x"}, nil
 }
 
 // page returns which of n entries are on the page with a token, and the token of the next.
@@ -102,6 +105,7 @@ func (l *lister) serve(t testing.TB) *grpc.ClientConn {
 	pipe := bufconn.Listen(1 << 16)
 	server := grpc.NewServer()
 	csi.RegisterControllerServer(server, l)
+	csi.RegisterIdentityServer(server, l)
 	go server.Serve(pipe)
 	t.Cleanup(server.Stop)
 	conn, err := grpc.NewClient("passthrough:pipe", grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -150,46 +154,4 @@ func full() *lister {
 	}
 }
 
-// object returns an object of a kind that names IDs.
-func object(kind string, ids ...string) map[string]any {
-	return map[string]any{
-		"apiVersion": "v1", "kind": kind, "metadata": map[string]any{"name": "some", "uid": "7f1c"},
-		"spec": map[string]any{"csi": map[string]any{"driver": "hostpath.csi.causeway.dev",
-			"volumeHandle": strings.Join(ids, " ")}},
-	}
-}
-
-func pv(ids ...string) map[string]any      { return object(volumeKind, ids...) }
-func content(ids ...string) map[string]any { return object(contentKind, ids...) }
-func groups(ids ...string) map[string]any  { return object(groupKind, ids...) }
-
-// listOf returns objects as kubectl prints them, without the mark.
-func listOf(objects ...map[string]any) string {
-	b, err := json.MarshalIndent(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects,
-		"metadata": map[string]any{"resourceVersion": ""}}, "", "    ")
-	if err != nil {
-		panic(err)
-	}
-	return string(b) + "\n"
-}
-
-const mark = "complete\n"
-
-// summary is a report in a line: counts as held/named/orphans, with ? for a count that was not
-// judged, and the orphans.
-func summary(r Report) string {
-	var s strings.Builder
-	for _, c := range []Count{r.Volumes, r.Snapshots, r.Members} {
-		fmt.Fprintf(&s, "%d/%d/%d", c.Held, c.Named, c.Orphans)
-		if c.NotJudged != "" {
-			s.WriteByte('?')
-		}
-		s.WriteByte(' ')
-	}
-	for _, o := range r.Orphans {
-		s.WriteString(o.ID[:1] + names[o.ID] + " ")
-	}
-	return strings.TrimSpace(s.String())
-}
-
-var names = map[string]string{v1: "1", v2: "2", v3: "3", s1: "1", s2: "2", m1: "m1", m2: "m2", m3: "m3"}
+var when = time.Date(2026, 11, 2, 10, 0, 0, 0, time.UTC)

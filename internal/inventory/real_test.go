@@ -1,15 +1,11 @@
-package orphans
+package inventory
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -113,77 +109,27 @@ func makeBoth(t *testing.T, conn *grpc.ClientConn, name string) (volume, snapsho
 	return v.GetVolume().GetVolumeId(), s.GetSnapshot().GetSnapshotId()
 }
 
-func TestOrphansOfARealDriver(t *testing.T) {
+func TestTheListOfARealDriver(t *testing.T) {
 	conn := startDriver(t)
-	var stdin []map[string]any
-	var volume, snapshot string
+	made := map[string]string{} // volumes, by their snapshots
 	for _, name := range []string{"pvc-1", "pvc-2", "pvc-3", "pvc-4", "pvc-5"} {
 		v, s := makeBoth(t, conn, name)
-		if name == "pvc-3" {
-			volume, snapshot = v, s
-			continue
-		}
-		stdin = append(stdin, pv(v), content(s))
+		made[s] = v
 	}
 	for _, page := range []int32{0, 1, 2, 5, 1000} {
-		r, err := Find(context.Background(), conn, strings.NewReader(listOf(stdin...)+mark), Options{Page: page})
-		if err != nil || r.Volumes != (Count{Held: 5, Named: 4, Orphans: 1}) ||
-			r.Snapshots != (Count{Held: 5, Named: 4, Orphans: 1}) || r.Members.Held != 0 || len(r.Orphans) != 2 {
-			t.Fatalf("pages of %d: %+v, %v", page, r, err)
+		got, err := List(context.Background(), conn, Options{Page: page})
+		if err != nil || got.Driver != "hostpath.csi.causeway.dev" || len(got.Volumes) != 5 || len(got.Snapshots) != 5 {
+			t.Fatalf("pages of %d: %+v, %v", page, got, err)
 		}
-		v, s := r.Orphans[0], r.Orphans[1]
-		if v.What != "volume" || v.ID != volume || v.Size != 1<<20 || v.Nodes[0] != "node-1" || v.Source != "" {
-			t.Errorf("%+v, want volume %s", v, volume)
+		for _, v := range got.Volumes {
+			if v.Size != 1<<20 || v.Nodes[0] != "node-1" || v.Source != "" {
+				t.Errorf("%+v", v)
+			}
 		}
-		if s.What != "snapshot" || s.ID != snapshot || s.Nodes[0] != "node-1" || s.Source != volume ||
-			time.Since(s.Created) > time.Hour {
-			t.Errorf("%+v, want snapshot %s", s, snapshot)
+		for _, s := range got.Snapshots {
+			if s.Source != made[s.ID] || s.Nodes[0] != "node-1" || time.Since(s.Created) > time.Hour {
+				t.Errorf("%+v, want the source %s", s, made[s.ID])
+			}
 		}
-	}
-	after, err := csi.NewControllerClient(conn).ListVolumes(context.Background(), &csi.ListVolumesRequest{})
-	if err != nil || len(after.GetEntries()) != 5 {
-		t.Errorf("afterwards there are %d volumes, %v, want all 5", len(after.GetEntries()), err)
 	}
 }
-
-func TestReports(t *testing.T) {
-	r, err := Find(context.Background(), full().serve(t), strings.NewReader(listOf(pv(v1), pv(v3), content(s1))+mark),
-		Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var text, nothing bytes.Buffer
-	if err := r.Text(&text); err != nil {
-		t.Fatal(err)
-	}
-	want := "WHAT      ID" + strings.Repeat(" ",
-		57) + "BYTES       NODE  CREATED               SOURCE" + strings.Repeat(" ", 53) + "GROUP\n" +
-		"volume    " + v2 + "  2147483648  n1    -                     " + s1 + "  -\n" +
-		"snapshot  " + s2 + "  3221225472  n2    2026-11-02T10:00:00Z  " + v3 + "  -\n" +
-		"volumes: 3 held, 2 named, 1 orphans\nsnapshots: 2 held, 1 named, 1 orphans\n" +
-		"snapshots in groups: 3 held, 0 named, the others NOT JUDGED: there is no VolumeGroupSnapshotContent on " +
-		"stdin: if the cluster has none, say --expect-no-groups\n"
-	if text.String() != want || r.Judged() {
-		t.Errorf("got\n%s, want\n%s", text.String(), want)
-	}
-	var out bytes.Buffer
-	var read Report
-	if err := r.JSON(&out); err != nil || json.Unmarshal(out.Bytes(), &read) != nil || summary(read) != summary(r) ||
-		!read.Orphans[1].Created.Equal(when) {
-		t.Errorf("%v: %s", err, out.String())
-	}
-	if err := (Report{}).JSON(&nothing); err != nil || !strings.Contains(nothing.String(), `"orphans": []`) {
-		t.Errorf("%v: %s", err, nothing.String())
-	}
-	if got := cell("n\x1b[2J"); got != `"n\x1b[2J"` {
-		t.Errorf("a node's name reaches the terminal as %s", got)
-	}
-	if err := r.Text(failing{}); err == nil {
-		t.Error("what cannot be written is not an error")
-	}
-}
-
-// failing is where nothing can be written.
-type failing struct{}
-
-func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
