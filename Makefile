@@ -11,7 +11,7 @@ LONG = ./pkg/mounter ./pkg/backend/hostpath ./pkg/backend/smb/... ./test/crash .
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Separate modules keep the product's go.mod small. Their tests run on Linux.
-MODULES = test/cluster sidecars/test test/e2e deploy/images release $(COPY)
+MODULES = test/cluster sidecars/test test/e2e deploy/images plugin release $(COPY)
 # Container copy. The rest does not need the folder: hack/without-containercopy.
 COPY = $(patsubst %/go.mod,%,$(wildcard containercopy/go.mod containercopy/live/go.mod))
 # The flags of the suite's program, for all of its packages: with other flags Go would compile Kubernetes a second time, which takes minutes.
@@ -42,7 +42,7 @@ FUZZTIME = 5s
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy copy-cluster bench-copy test-images test-cluster test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images test-cluster test-rules test-alerts test-smb-cluster test-guests e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -73,11 +73,13 @@ test-wine: ## run unit tests, csi-sanity and the driver for Windows under Wine, 
 	@$(GO) run ./test/wine
 test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once (10 minutes)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
-	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e '/outages$$' -e '/quotas$$'); $(GO) -C sidecars/test test -timeout 20m ./...
+	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e /monitoring -e '/outages$$' -e '/quotas$$'); $(GO) -C sidecars/test test -timeout 20m ./...
 test-copy: ## run the tests of container copy: containercopy/README.md
 	$(GO) -C containercopy test -timeout 30m -p $(PACKAGES) ./...
+test-plugin: ## run the tests of kubectl causeway: docs/how-to/plugin.md
+	$(GO) -C plugin test -timeout 10m -p $(PACKAGES) ./...
 copy-cluster: ## use container copy in a cluster on this machine, with each part upgraded, rolled back, killed, removed and installed again; root, Debian
-	$(GO) -C containercopy/live test -count=1 ./...
+	$(GO) -C containercopy/live test -count=1 .
 	@$(GO) -C containercopy/live run .
 bench-copy: ## compare kubectl copy with kubectl cp in a cluster on this machine; root, Debian
 	@$(GO) -C containercopy/live run . --bench
@@ -86,6 +88,12 @@ test-images: ## build the images for this machine and run their programs; root, 
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
+test-rules: ## test the rules and the queries of the dashboards with promtool, which is built once (3 minutes)
+	$(GO) -C test/cluster test -count=1 -timeout 20m ./monitoring
+	set -e; for m in $(filter %/live,$(COPY)); do $(GO) -C $$m test -count=1 ./rules; done
+test-alerts: ## cause faults in a cluster on this machine until the chart's alerts fire in Prometheus, and run the queries of the dashboards (15 minutes); root, Debian
+	$(GO) -C test/cluster run ./build
+	$(GO) -C test/cluster test -count=1 -timeout 40m -v ./monitoring/live
 e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/contributing/e2e.md
 	set -e; $(GO) -C test/e2e test -count=1 ./...; $(SUITE) test ./definition
 	$(GO) -C test/e2e run . $(E2E)
@@ -159,6 +167,7 @@ vet: ## go vet for every platform
 	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} $(SIDECARS) vet ./...; done
 	set -e; for m in $(filter containercopy,$(COPY)); do for p in windows/amd64 darwin/arm64; do echo "vet $$m for $$p"; \
 	GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) -C $$m vet $$($(GO) -C $$m list ./... | grep -v -e apiserver -e images); done; done
+	set -e; for p in windows/amd64 darwin/arm64; do echo "vet plugin for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) -C plugin vet ./...; done
 	set -e; for m in $(MODULES); do echo "vet $$m"; $(GO) -C $$m vet ./...; done
 	echo "vet the examples"; GOWORK=$(CURDIR)/go.work $(GO) vet $(EXAMPLES)
 	$(SUITE) vet ./...

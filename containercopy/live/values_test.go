@@ -146,6 +146,7 @@ func TestRejectedValues(t *testing.T) {
 var others = map[string]string{
 	"fullnameOverride": `"other"`, "images.pullPolicy": `"Never"`, "certificates.source": `"cert-manager"`,
 	"agent.criSocket": `"/run/crio/crio.sock"`, "agent.maxUnavailable": `3`, "agent.seLinuxOptions": `{"type": "spc_t"}`, "agent.resources.requests.cpu": `"1"`,
+	"monitoring.kind": `"PodMonitor"`, "monitoring.interval": `"7s"`, "monitoring.labels": `{"a": "b"}`, "monitoring.rules.create": `true`,
 }
 
 // TestEveryValue changes each value in turn, and expects other objects.
@@ -162,8 +163,10 @@ func TestEveryValue(t *testing.T) {
 		if path == "certificates.days" { // TestDays
 			continue
 		}
-		base := map[string]string{"certificates.issuerRef": `--set-json=certificates.source="cert-manager"`,
-			"certificates.caBundle": `--set-json=certificates={"source": "secrets", "caBundle": "x"}`}[path]
+		base := map[string]string{"monitoring.labels": `--set-json=monitoring.kind="PodMonitor"`,
+			"monitoring.interval":    `--set-json=monitoring.kind="PodMonitor"`,
+			"certificates.issuerRef": `--set-json=certificates.source="cert-manager"`,
+			"certificates.caBundle":  `--set-json=certificates={"source": "secrets", "caBundle": "x"}`}[path]
 		other := others[path]
 		if other == "" {
 			switch v := value.(type) {
@@ -212,7 +215,7 @@ func TestDays(t *testing.T) {
 // leaves returns the values below a value, by their paths.
 func leaves(path string, value any) map[string]any {
 	m, ok := value.(map[string]any)
-	if !ok || len(m) == 0 || m["kind"] != nil { // an object of the API is a value
+	if !ok || len(m) == 0 || m["apiVersion"] != nil { // an object of the API is a value
 		return map[string]any{path: value}
 	}
 	all := map[string]any{}

@@ -457,8 +457,8 @@ func (p *process) until(call func(ctx context.Context) error) {
 	go func() { done <- call(ctx) }()
 	time.Sleep(time.Duration(mathrand.Int64N(int64(80 * time.Millisecond))))
 	p.kill()
+	p.start() // before the end of the call: one that the killed process did not get waits for the next process
 	<-done
-	p.start()
 	for {
 		err := call(ctx)
 		if err == nil {

@@ -17,12 +17,13 @@
 //	}
 //
 // The flags of every driver are in docs/reference/flags.md of this module. A program also has the
-// commands certs and orphans, each with --help.
+// commands certs, list and show, each with --help.
 package csidriver
 
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -84,6 +85,10 @@ type Backend struct {
 	// an io.Closer, it is closed after the last call.
 	Open func(c Config) (backend.Backend, error)
 
+	// Describe returns the path and the record of a volume on this node, for the command show, which
+	// runs beside the driver. It changes nothing and opens no backend. Describe may be nil.
+	Describe func(c Config, id string) (Description, error)
+
 	// Helpers is only for the backends of Causeway, because the type is internal to this module.
 	Helpers []helper.Task
 }
@@ -107,6 +112,12 @@ type Config struct {
 
 	// Log is the program's log.
 	Log *slog.Logger
+}
+
+// Description has the path and the record of a volume on a node.
+type Description struct {
+	Path   string          // of the data, on the node
+	Record json.RawMessage // the driver's record, or nil
 }
 
 // Environment has the inputs and outputs of a program besides its arguments.
@@ -158,8 +169,11 @@ func Run(ctx context.Context, p Program, args []string, env Environment) int {
 	if len(args) > 0 && args[0] == "certs" {
 		return certs(args[1:], env)
 	}
-	if len(args) > 0 && args[0] == "orphans" {
-		return findOrphans(p, args[1:], env)
+	if len(args) > 0 && args[0] == "list" {
+		return list(p, args[1:], env)
+	}
+	if len(args) > 0 && args[0] == "show" {
+		return show(p, args[1:], env)
 	}
 	o, err := parse(p, args, env)
 	switch {

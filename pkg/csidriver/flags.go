@@ -126,7 +126,7 @@ func parse(p Program, args []string, env Environment) (options, error) {
 		return o, fmt.Errorf("%w (--help lists the flags)", err)
 	case set.NArg() > 0:
 		return o, fmt.Errorf("%q is neither a flag nor a command: flags start with --, switches take no value after "+
-			"a space, and the commands are certs and orphans (--help lists all)", set.Arg(0))
+			"a space, and the commands are certs, list and show (--help lists all)", set.Arg(0))
 	case o.showVersion:
 		return o, nil
 	}
@@ -140,8 +140,10 @@ func usage(set *flag.FlagSet, env Environment) {
 	fmt.Fprintf(env.Stderr, "%s is a CSI driver. Flags:\n", env.Command)
 	listFlags(set, env.Stderr)
 	fmt.Fprintf(env.Stderr, "Other commands, each with --help:\n  %[1]s certs\n    \tcreates certificates for the "+
-		"router and for nodes\n  %[1]s orphans\n    \tlists volumes and snapshots that no object of the cluster "+
-		"names\n", env.Command)
+		"router and for nodes\n  %[1]s list\n    \tprints the volumes and snapshots of a running "+
+		"driver as JSON\n"+
+		"  %[1]s show\n    \tprints the path, the record and the mounts of a volume on this node as JSON\n",
+		env.Command)
 }
 
 // listFlags lists the flags, each with two dashes.

@@ -93,7 +93,7 @@ func TestInvalidFlagsAreReported(t *testing.T) {
 		"a relative state directory":          {[]string{"--state-dir=relative"}, "--state-dir"},
 		"a driver name":                       {[]string{"--driver-name=../x"}, "--driver-name"},
 		"a value after a switch":              {[]string{"--allow-tcp", "true"}, "is neither a flag nor a command"},
-		"an unknown command":                  {[]string{"cert"}, "certs and orphans"},
+		"an unknown command":                  {[]string{"cert"}, "certs, list and show"},
 		"a number":                            {[]string{"-v=loud"}, "parse error"},
 		"a backend":                           {[]string{"--backend=tape"}, "tape"},
 		"a node ID":                           {[]string{"--node-id=a/b"}, "--node-id"},

@@ -46,6 +46,7 @@ func run(ctx context.Context, o options, log *slog.Logger, exit func(code int)) 
 	p := instance{options: o, log: log, listeners: l, registry: prometheus.NewRegistry()}
 	p.registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	p.registry.MustRegister(buildInfo(o))
 	l.measure(p.registry)
 	if exit != nil {
 		go p.fence(exit)
@@ -58,6 +59,16 @@ func run(ctx context.Context, o options, log *slog.Logger, exit func(code int)) 
 		return p.route(ctx)
 	}
 	return p.drive(ctx)
+}
+
+// buildInfo returns a metric whose labels identify this process.
+func buildInfo(o options) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "causeway_build_info", Help: "1, with the release of this process, its mode, its backend and the name " +
+			"of its driver.",
+		ConstLabels: prometheus.Labels{"version": o.program.version(), "mode": string(o.mode), "backend": o.backend,
+			"driver": o.driverName},
+	}, func() float64 { return 1 })
 }
 
 // instance has the state that a driver and a router share.

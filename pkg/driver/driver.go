@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net/http"
 	"regexp"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -56,6 +57,7 @@ type Driver struct {
 	interceptors *Interceptors
 	locks        *locks
 	prober       *prober
+	last         atomic.Pointer[state] // nil until watch has seen a state
 	node         *node
 	controller   *controller
 }
@@ -79,10 +81,8 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{cfg: cfg, locks: newLocks(), prober: &prober{backend: cfg.Backend}}
-	if source, ok := cfg.Backend.(backend.MetricsSource); ok {
-		if err := cfg.Registry.Register(backendMetrics{source}); err != nil {
-			return nil, err
-		}
+	if err := d.registerMetrics(); err != nil {
+		return nil, err
 	}
 	var err error
 	if d.interceptors, err = NewInterceptors(cfg.Log, cfg.Registry, cfg.ServerOptions...); err != nil {
@@ -110,6 +110,15 @@ func New(cfg Config) (*Driver, error) {
 		return nil, fmt.Errorf("read the staging records: %w", err)
 	}
 	return d, nil
+}
+
+// registerMetrics registers the metrics of the state and of the backend.
+func (d *Driver) registerMetrics() error {
+	err := d.cfg.Registry.Register(stateMetrics{&d.last})
+	if source, ok := d.cfg.Backend.(backend.MetricsSource); ok {
+		err = errors.Join(err, d.cfg.Registry.Register(backendMetrics{source}))
+	}
+	return err
 }
 
 // All returns a server with all services, for a driver that runs as a single process.

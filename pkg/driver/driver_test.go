@@ -264,19 +264,50 @@ func TestAStalledProbe(t *testing.T) {
 func TestLoggedStates(t *testing.T) {
 	b := &odd{probe: alwaysReady}
 	d := &Driver{cfg: Config{Backend: b}, prober: &prober{backend: b}}
-	want := func(state, why string) {
+	registry := newRegistry()
+	registry.MustRegister(stateMetrics{&d.last})
+	metrics := func() (all string) {
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				all += fmt.Sprintf(" %s%v=%v", strings.TrimPrefix(f.GetName(), metricPrefix), m.GetLabel(),
+					m.GetGauge().GetValue())
+			}
+		}
+		return strings.ReplaceAll(all, "  ", " ")
+	}
+	want := func(name, why, measured string) {
 		t.Helper()
-		if gotState, gotWhy := d.state(context.Background()); gotState != state || gotWhy != why {
-			t.Errorf("state = %q, %q, want %q, %q", gotState, gotWhy, state, why)
+		s := d.state(context.Background())
+		if s.name != name || s.why() != why {
+			t.Errorf("state = %q, %q, want %q, %q", s.name, s.why(), name, why)
+		}
+		d.last.Store(&s)
+		if got := metrics(); got != measured {
+			t.Errorf("metrics of %q:%s, want%s", name, got, measured)
 		}
 	}
-	want(ready, "")
-	b.trouble = []backend.Condition{{Reason: "TrashStuck", Message: "x"}, {Reason: "TrashStuck", Message: "y"}}
-	want(unhealthy, "TrashStuck: x; TrashStuck: y")
+	if got := metrics(); got != " ready[]=0" {
+		t.Errorf("metrics before the first state:%s", got)
+	}
+	want(ready, "", " ready[]=1")
+	b.trouble = []backend.Condition{{Reason: "TrashStuck", Message: "x"}, {Reason: "TrashStuck", Message: "y"},
+		{Reason: "SweepFailed", Message: "z"}}
+	want(unhealthy, "TrashStuck: x; TrashStuck: y; SweepFailed: z",
+		` ready[]=1 storage_conditions[name:"reason" value:"SweepFailed"]=1`+
+			` storage_conditions[name:"reason" value:"TrashStuck"]=1`)
 	b.probe = func() (bool, error) { return false, nil }
-	want(starting, "")
+	want(starting, "", " ready[]=0")
 	b.probe = func() (bool, error) { return false, errors.New("no disk") }
-	want(notReady, "no disk")
+	want(notReady, "no disk", " ready[]=0")
+	s := state{name: unhealthy, err: errors.New("no answer")}
+	d.last.Store(&s)
+	if got := metrics(); got != ` ready[]=1 storage_conditions[name:"reason" value:"NoAnswer"]=1` {
+		t.Errorf("metrics without an answer of the storage:%s", got)
+	}
 }
 
 func TestTheLogIsJSONThroughout(t *testing.T) {
@@ -815,7 +846,7 @@ func TestHTTP(t *testing.T) {
 		`causeway_csi_calls_total{code="OK",method="CreateVolume"} 1`,
 		`causeway_csi_call_seconds_bucket{method="CreateVolume",le="10"} 1`,
 		"causeway_csi_calls_in_flight 0", "causeway_volumes 1", "causeway_promised_bytes 1.048576e+06",
-		"causeway_storage_free_bytes ",
+		"causeway_storage_free_bytes ", "causeway_storage_free_inodes ", "causeway_ready 1",
 		"causeway_swept_total 0", "causeway_trash_entries 0",
 	} {
 		if !strings.Contains(body, want) {

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,24 +32,108 @@ func countCalls(registry *prometheus.Registry) (grpc.UnaryServerInterceptor, err
 	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: metricPrefix + "csi_call_seconds", Help: "Duration of CSI calls, in seconds.", Buckets: callSeconds,
 	}, []string{"method"})
-	running := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: metricPrefix + "csi_calls_in_flight", Help: "CSI calls in progress.",
-	})
+	running := newRunningCalls()
 	for _, c := range []prometheus.Collector{calls, seconds, running} {
 		if err := registry.Register(c); err != nil {
 			return nil, err
 		}
 	}
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		running.Inc()
-		defer running.Dec()
-		start := time.Now()
+		start, method := time.Now(), path.Base(info.FullMethod)
+		defer running.end(running.begin(method, start))
 		resp, err := handler(ctx, req)
-		method := path.Base(info.FullMethod)
 		seconds.WithLabelValues(method).Observe(time.Since(start).Seconds())
 		calls.WithLabelValues(method, status.Code(err).String()).Inc()
 		return resp, err
 	}, nil
+}
+
+// runningCalls is a prometheus.Collector for the calls in progress.
+type runningCalls struct {
+	number, oldest *prometheus.Desc
+
+	mu    sync.Mutex
+	next  uint64
+	calls map[uint64]runningCall // by a number of their own
+}
+
+type runningCall struct {
+	method string
+	start  time.Time
+}
+
+func newRunningCalls() *runningCalls {
+	return &runningCalls{
+		number: prometheus.NewDesc(metricPrefix+"csi_calls_in_flight", "CSI calls in progress.", nil, nil),
+		oldest: prometheus.NewDesc(metricPrefix+"csi_oldest_call_seconds",
+			"Age of the oldest CSI call in progress, by method, in seconds.", []string{"method"}, nil),
+		calls: map[uint64]runningCall{},
+	}
+}
+
+// begin adds a call, and returns its number for end.
+func (r *runningCalls) begin(method string, start time.Time) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.next++
+	r.calls[r.next] = runningCall{method, start}
+	return r.next
+}
+
+func (r *runningCalls) end(number uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.calls, number)
+}
+
+func (r *runningCalls) Describe(out chan<- *prometheus.Desc) { out <- r.number; out <- r.oldest }
+
+func (r *runningCalls) Collect(out chan<- prometheus.Metric) {
+	number, oldest := r.state()
+	out <- prometheus.MustNewConstMetric(r.number, prometheus.GaugeValue, float64(number))
+	for method, start := range oldest {
+		out <- prometheus.MustNewConstMetric(r.oldest, prometheus.GaugeValue, time.Since(start).Seconds(), method)
+	}
+}
+
+// state returns the number of calls, and the start of the oldest call of each method.
+func (r *runningCalls) state() (number int, oldest map[string]time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	oldest = map[string]time.Time{}
+	for _, c := range r.calls {
+		if first, ok := oldest[c.method]; !ok || c.start.Before(first) {
+			oldest[c.method] = c.start
+		}
+	}
+	return len(r.calls), oldest
+}
+
+var (
+	readyDesc = prometheus.NewDesc(metricPrefix+"ready",
+		"1 while the driver is ready, as /readyz reports it, otherwise 0. It is checked every 10 s.", nil, nil)
+	conditionsDesc = prometheus.NewDesc(metricPrefix+"storage_conditions",
+		"1 for each condition of the storage, by reason. It is checked every 10 s.", []string{"reason"}, nil)
+)
+
+// stateMetrics is a prometheus.Collector for the last state that Driver.watch has seen: to collect it
+// touches no storage.
+type stateMetrics struct{ last *atomic.Pointer[state] }
+
+func (m stateMetrics) Describe(out chan<- *prometheus.Desc) { out <- readyDesc; out <- conditionsDesc }
+
+func (m stateMetrics) Collect(out chan<- prometheus.Metric) {
+	s, value := m.last.Load(), 0.0
+	if s == nil {
+		s = &state{}
+	}
+	if s.serves() {
+		value = 1
+	}
+	out <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, value)
+	for _, reason := range s.reasons() {
+		out <- prometheus.MustNewConstMetric(conditionsDesc, prometheus.GaugeValue, 1, reason)
+	}
 }
 
 // backendMetrics is a prometheus.Collector for the metrics of a backend.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -69,7 +70,7 @@ const (
 	watchVolumes = 100                    // maximum number of unhealthy volumes in the log
 )
 
-// States of the driver.
+// Names of states.
 const (
 	starting  = "starting"
 	notReady  = "not ready"
@@ -77,25 +78,63 @@ const (
 	unhealthy = "ready, but the storage is unhealthy"
 )
 
+// state is a state of the driver.
+type state struct {
+	name       string
+	err        error               // of the probe, or of the health of the storage
+	conditions []backend.Condition // of the storage
+}
+
+// serves reports whether the driver is ready.
+func (s state) serves() bool { return s.name == ready || s.name == unhealthy }
+
+// why returns the reason of the state, or "".
+func (s state) why() string {
+	if s.err != nil {
+		return s.err.Error()
+	}
+	var messages []string
+	for _, c := range s.conditions {
+		messages = append(messages, c.Reason+": "+c.Message)
+	}
+	return strings.Join(messages, "; ")
+}
+
+// noAnswer is the reason of a storage whose health could not be read.
+const noAnswer = "NoAnswer"
+
+// reasons returns the reasons of the conditions of the storage, each once.
+func (s state) reasons() (all []string) {
+	if s.name == unhealthy && s.err != nil {
+		return []string{noAnswer}
+	}
+	for _, c := range s.conditions {
+		all = append(all, c.Reason)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // watch logs when the driver becomes ready or unready, with the reason, and the conditions of the
-// storage.
+// storage. It keeps the state for the metrics.
 func (d *Driver) watch(ctx context.Context) {
-	last, lastWhy := starting, ""
+	last := state{name: starting}
 	for {
-		now, why := d.state(ctx)
+		now := d.state(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		next, serves := watchReady, now == ready || now == unhealthy
-		if !serves {
-			next = watchUnready
-		}
-		if now != last || why != lastWhy {
-			d.logState(now, why)
-			if serves && (last == starting || last == notReady) {
+		d.last.Store(&now)
+		if now.name != last.name || now.why() != last.why() {
+			d.logState(now)
+			if now.serves() && !last.serves() {
 				d.logUnhealthy(ctx)
 			}
-			last, lastWhy = now, why
+			last = now
+		}
+		next := watchUnready
+		if now.serves() {
+			next = watchReady
 		}
 		select {
 		case <-ctx.Done():
@@ -105,26 +144,21 @@ func (d *Driver) watch(ctx context.Context) {
 	}
 }
 
-// state returns the state of the driver, and the reason.
-func (d *Driver) state(ctx context.Context) (state, why string) {
-	switch ready, err := d.prober.probe(ctx); {
+// state asks for the state of the driver.
+func (d *Driver) state(ctx context.Context) state {
+	switch isReady, err := d.prober.probe(ctx); {
 	case err != nil:
-		return notReady, err.Error()
-	case !ready:
-		return starting, ""
+		return state{name: notReady, err: err}
+	case !isReady:
+		return state{name: starting}
 	}
-	conditions, err := d.prober.storageHealth(ctx)
-	if err != nil {
-		return unhealthy, err.Error()
+	switch conditions, err := d.prober.storageHealth(ctx); {
+	case err != nil:
+		return state{name: unhealthy, err: err}
+	case len(conditions) > 0:
+		return state{name: unhealthy, conditions: conditions}
 	}
-	var messages []string
-	for _, c := range conditions {
-		messages = append(messages, c.Reason+": "+c.Message)
-	}
-	if len(messages) > 0 {
-		return unhealthy, strings.Join(messages, "; ")
-	}
-	return ready, ""
+	return state{name: ready}
 }
 
 // logPanics returns a function that logs the panic of a background task, with its stack.
@@ -137,12 +171,12 @@ func logPanics(log *slog.Logger) func(error) {
 	}
 }
 
-func (d *Driver) logState(state, why string) {
-	if why == "" {
-		d.cfg.Log.Info(state)
+func (d *Driver) logState(s state) {
+	if why := s.why(); why != "" {
+		d.cfg.Log.Error(s.name, "reason", why)
 		return
 	}
-	d.cfg.Log.Error(state, "reason", why)
+	d.cfg.Log.Info(s.name)
 }
 
 // logUnhealthy logs the unhealthy volumes with their conditions.

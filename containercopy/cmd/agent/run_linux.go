@@ -77,6 +77,10 @@ func serve(ctx context.Context, f flags, log *slog.Logger) error {
 	registry := prometheus.NewRegistry()
 	slots := quota.New(f.perPod, f.perNode)
 	metrics := agent.NewMetrics(registry, slots)
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "container_copy_certificate_expiry_timestamp_seconds",
+		Help: "Expiry of the certificate of the agent, in seconds since 1970.",
+	}, func() float64 { return float64(identity.Until().Unix()) }))
 	a := agent.New(agent.Config{
 		Runtime: finder, Starter: agent.Native{Node: node, Program: program},
 		Slots: slots, URL: "https://" + f.streamAddress, Archive: f.limits, Idle: f.idle, Total: f.total, Log: log,

@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -151,6 +152,13 @@ func TestTheProgram(t *testing.T) {
 		if !strings.Contains(text, line+"\n") {
 			t.Errorf("the metrics have no %s:\n%s", line, text)
 		}
+	}
+	own, err := peertls.Open(filepath.Join(certificates, "nodes", "node-1"), func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "container_copy_certificate_expiry_timestamp_seconds " + strconv.FormatFloat(float64(own.Until().Unix()), 'g', -1, 64); !strings.Contains(text, want+"\n") {
+		t.Errorf("the metrics have no %s:\n%s", want, text)
 	}
 	for _, probe := range []string{"/healthz", "/readyz"} {
 		if got := get(t, "http://"+metrics+probe); got != "ok\n" {

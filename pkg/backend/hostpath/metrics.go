@@ -45,6 +45,8 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("storage_size_bytes", "Size of the root's filesystem, without the blocks that only root may use.",
 			float64(disk.Total)),
 		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.Free)),
+		gauge("storage_inodes", "Inodes of the root's filesystem; 0 if it has no fixed number.", float64(disk.Inodes)),
+		gauge("storage_free_inodes", "Free inodes of the root's filesystem.", float64(disk.FreeInodes)),
 		gauge("storage_available_bytes", "Capacity for new volumes, as GetCapacity reports it.", float64(available)),
 		gauge("open_seconds", "Time that the start took to sweep the root and read its records.",
 			time.Duration(b.count.openTime.Load()).Seconds()),

@@ -74,6 +74,7 @@ func Repository(t *testing.T) string {
 		"containercopy/images/main.go":                "package main\n",
 		"containercopy/cmd/kubectl-copy/main.go":      "package main\n",
 		"release/cmd/causeway-release-verify/main.go": "package main\n",
+		"plugin/cmd/kubectl-causeway/main.go":         "package main\n",
 	}
 	for name, content := range files {
 		Write(t, filepath.Join(dir, name), content)

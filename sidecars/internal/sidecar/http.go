@@ -34,6 +34,14 @@ func newServer(metricsPath string) *Server {
 	s := &Server{Mux: http.NewServeMux(), own: prometheus.NewRegistry(), checks: map[string]Check{},
 		required: map[string]func() error{}, notReady: "starting"}
 	s.gatherers = prometheus.Gatherers{s.own}
+	s.own.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "csi_sidecars_ready",
+		Help: "1 while /readyz answers 200, otherwise 0."}, func() float64 {
+		if s.unready() != nil {
+			return 0
+		}
+		return 1
+	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "csi_sidecars_build_info", Help: "1, with the release.",
+		ConstLabels: prometheus.Labels{"version": Release()}}, func() float64 { return 1 }))
 	s.Mux.Handle("GET "+metricsPath, http.HandlerFunc(s.metrics))
 	s.Mux.Handle("GET /healthz", http.HandlerFunc(s.healthz))
 	s.Mux.Handle("GET /healthz/{name...}", http.HandlerFunc(s.healthzOne))
@@ -89,10 +97,18 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
+	if err := s.unready(); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// unready returns the reasons why the process is not ready, or nil.
+func (s *Server) unready() (failed error) {
 	s.mu.Lock()
 	reason, required := s.notReady, maps.Clone(s.required)
 	s.mu.Unlock()
-	var failed error
 	if reason != "" {
 		failed = errors.New(reason)
 	}
@@ -101,11 +117,7 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", name, err))
 		}
 	}
-	if failed != nil {
-		http.Error(w, failed.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	fmt.Fprintln(w, "ok")
+	return failed
 }
 
 // optional has the checks of other processes. /healthz leaves them out, as its failure ends this

@@ -21,9 +21,17 @@ func ask(s *Server, path string) (int, string) {
 
 func TestReadyzNamesTheAwaitedState(t *testing.T) {
 	s := newServer("/metrics")
+	measured := func(value string) {
+		t.Helper()
+		if _, body := ask(s, "/metrics"); !strings.Contains(body, "\ncsi_sidecars_ready "+value+"\n") ||
+			!strings.Contains(body, "\ncsi_sidecars_build_info{version=\"dev\"} 1\n") {
+			t.Errorf("the metrics have no csi_sidecars_ready %s, or no release: %s", value, body)
+		}
+	}
 	if code, body := ask(s, "/readyz"); code != http.StatusServiceUnavailable || body != "starting\n" {
 		t.Errorf("at first: %d %s", code, body)
 	}
+	measured("0")
 	s.Ready("waiting for the driver")
 	if code, body := ask(s, "/readyz"); code != http.StatusServiceUnavailable || body != "waiting for the driver\n" {
 		t.Errorf("while it waits: %d %s", code, body)
@@ -32,6 +40,7 @@ func TestReadyzNamesTheAwaitedState(t *testing.T) {
 	if code, body := ask(s, "/readyz"); code != http.StatusOK || body != "ok\n" {
 		t.Errorf("in the end: %d %s", code, body)
 	}
+	measured("1")
 }
 
 func TestReadyzNamesTheStateOfEachPart(t *testing.T) {

@@ -5,10 +5,12 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -412,7 +414,7 @@ smb:
   windows: {enabled: true}
   snapshotClass: {create: true, controllerSecretName: x}
 networkPolicy: {enabled: true}
-monitoring: {kind: PodMonitor}
+monitoring: {kind: PodMonitor, dashboards: {create: true}}
 admission: {inline: {maxSize: 2Gi}}
 `
 
@@ -479,6 +481,82 @@ func TestSecretsOfShares(t *testing.T) {
 		}
 		if want := []string{"smb/controller.yaml 1"}; !slices.Equal(mounts, want) {
 			t.Errorf("%s: the secret of the share is in %v, want %v", name, mounts, want)
+		}
+	}
+}
+
+// TestRulesAndDashboards: the rules are those of the file, in a cluster with their CRD or if the values
+// demand them; each dashboard is in a ConfigMap.
+func TestRulesAndDashboards(t *testing.T) {
+	bin := programs(t)
+	const crd = "--api-versions=monitoring.coreos.com/v1/PrometheusRule"
+	for name, c := range map[string]struct {
+		args  []string
+		rules bool
+	}{
+		"without the CRD":               {nil, false},
+		"with the CRD":                  {[]string{crd}, true},
+		"with the CRD, off":             {[]string{crd, "--set=monitoring.rules.create=false"}, false},
+		"on, for a cluster not at hand": {[]string{"--set=monitoring.rules.create=true,monitoring.labels.release=p"}, true},
+	} {
+		objects, err := Render(t.Context(), bin, c.args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, o := range objects {
+			var rule struct {
+				Kind     string
+				Metadata struct{ Labels map[string]string }
+				Spec     any
+			}
+			if o.Source != "rules.yaml" {
+				continue
+			}
+			text, err := os.ReadFile(filepath.Join(Directory(), "files", "rules.yaml"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want any
+			if err := errors.Join(yaml.Unmarshal([]byte(o.Text), &rule), yaml.Unmarshal(text, &want)); err != nil {
+				t.Fatal(err)
+			}
+			found = true
+			if rule.Kind != "PrometheusRule" || !reflect.DeepEqual(rule.Spec, want) {
+				t.Errorf("%s: the object is a %s with %v", name, rule.Kind, rule.Spec)
+			}
+			if release := rule.Metadata.Labels["release"]; name[:2] == "on" && release != "p" {
+				t.Errorf("%s: the label of the values is %q", name, release)
+			}
+		}
+		if found != c.rules {
+			t.Errorf("%s: rules = %v", name, found)
+		}
+	}
+	objects, err := renderWith(t, bin, "monitoring: {dashboards: {create: true, annotations: {folder: storage}}}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(Directory(), "files", "dashboards", "*.json"))
+	if err != nil || len(files) < 2 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, o := range objects {
+			var m core.ConfigMap
+			if err := yaml.Unmarshal([]byte(o.Text), &m); err != nil || m.Kind != "ConfigMap" {
+				continue
+			}
+			found = found || m.Data["causeway-"+filepath.Base(file)] == string(want) &&
+				m.Labels["grafana_dashboard"] == "1" && m.Annotations["folder"] == "storage"
+		}
+		if !found {
+			t.Errorf("no ConfigMap has %s", file)
 		}
 	}
 }
@@ -596,6 +674,10 @@ var alternatives = map[string]string{
 	"admission/inline/namespaceLabels":                       `{a: b}`,
 	"monitoring/kind":                                        `ServiceMonitor`,
 	"monitoring/labels":                                      `{a: b}`,
+	"monitoring/rules/create":                                `true`,
+	"monitoring/dashboards/create":                           `false`, // on in baseValues
+	"monitoring/dashboards/labels/grafana_dashboard":         `"2"`,
+	"monitoring/dashboards/annotations":                      `{a: b}`,
 	"namespace/create":                                       `false`, "networkPolicy/enabled": `false`, "smb/enabled": `false`, "smb/snapshotClass/create": `false`, "hostpath/windows/enabled": `false`, "smb/windows/enabled": `false`, // on in baseValues
 }
 

@@ -87,7 +87,8 @@ func Build(ctx context.Context, log io.Writer, names ...string) (string, error) 
 type Tool struct {
 	Module  string // the directory of a module that has the program as a tool, or as its own
 	Package string
-	Test    bool // the program is the package's tests
+	Test    bool   // the program is the package's tests
+	Tags    string // build tags, with commas
 }
 
 // BuildTools is Build for programs outside of a cluster: those of the modules below dir. tools has
@@ -97,11 +98,14 @@ func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]T
 	if err != nil {
 		return "", err
 	}
-	b := builder{table: map[string]component{}, tests: map[string]bool{}, tools: dir,
+	b := builder{table: map[string]component{}, tests: map[string]bool{}, tags: map[string]string{}, tools: dir,
 		cache: filepath.Join(cache, "causeway", "components"), log: log}
 	for name, t := range all {
 		b.table[name] = component{module: t.Module, pkg: t.Package}
 		b.tests[name] = t.Test
+		if t.Tags != "" {
+			b.tags[name] = t.Tags
+		}
 	}
 	return b.build(ctx, slices.Sorted(maps.Keys(all)))
 }
@@ -109,8 +113,9 @@ func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]T
 // builder builds components into a cache.
 type builder struct {
 	table map[string]component
-	tests map[string]bool // which of them are the tests of a package
-	tools string          // the directory of the tools' modules
+	tests map[string]bool   // which of them are the tests of a package
+	tags  map[string]string // build tags, by name
+	tools string            // the directory of the tools' modules
 	cache string
 	log   io.Writer
 }
@@ -178,6 +183,9 @@ func (b builder) one(ctx context.Context, dir, name string) error {
 	if b.tests[name] {
 		build = []string{"test", "-c"}
 	}
+	if tags := b.tags[name]; tags != "" {
+		build = append(build, "-tags="+tags)
+	}
 	cmd := goCommand(ctx, module, append(build, "-trimpath", "-ldflags", flags, "-o", part, c.pkg)...)
 	cmd.Stdout, cmd.Stderr = b.log, b.log
 	// A build whose parent is gone would continue beside the next build, without the lock.
@@ -217,6 +225,9 @@ func (b builder) directory(ctx context.Context) (string, error) {
 		return "", err
 	}
 	fmt.Fprintln(sum, env)
+	for _, name := range slices.Sorted(maps.Keys(b.tags)) {
+		fmt.Fprintln(sum, name, b.tags[name])
+	}
 	var files []string
 	for _, pattern := range []string{"*/go.???", "*/*.go", "*/*/*.go"} { // each in order
 		some, err := fs.Glob(os.DirFS(b.tools), pattern)

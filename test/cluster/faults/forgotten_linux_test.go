@@ -1,13 +1,16 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
 // immediate is a class whose claims are made before a pod wants them: for these all nodes are
@@ -74,7 +77,7 @@ func TestNodeGoneForGood(t *testing.T) {
 	s.ready()
 	s.same("the lost data, on its disk", "lost", s.on(lost, "cat "+disk(handle)+"/file"))
 	s.orphans(3, handle, cut)
-	s.remove(lost, handle, cut)
+	s.remove(handle, cut)
 	s.until("both to be gone", func() error { return same("0 0", s.held(lost)) })
 	s.orphans(0)
 	s.same("data of the other node", "stays", s.in("stays", "cat /stays/file"))
@@ -87,85 +90,55 @@ func (s *scene) forget(lines string) {
 		fmt.Sprintf(`{"data":{"nodes":%q}}`, lines+"\n"))
 }
 
+// plugin runs kubectl causeway, and returns its output and its exit code.
+func (s *scene) plugin(args ...string) (string, int) {
+	s.Helper()
+	built.Do(func() {
+		cmd := exec.Command("go", "-C", filepath.Join("..", "..", "..", "plugin"), "build", "-o", program(), "./cmd/kubectl-causeway")
+		cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			s.Fatalf("%v: %s", err, out)
+		}
+	})
+	cmd := exec.CommandContext(s.anyhow(), program(), args...)
+	cmd.Env = kube.Environment()
+	out, err := cmd.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		s.Fatal(err)
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+var built sync.Once
+
+// program returns the path of kubectl causeway for this process.
+func program() string { return filepath.Join(os.TempDir(), fmt.Sprintf("kubectl-causeway-%d", os.Getpid())) }
+
 // orphans runs the command as docs/how-to/orphans.md describes, with less time in between, as
 // nothing else is going on, and compares its exit code and the IDs that it tells.
 func (s *scene) orphans(code int, ids ...string) {
 	s.Helper()
-	const line = `(sleep 4; kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) |
-		kubectl -n ` + install.Namespace + ` exec -i deployment/causeway-controller -c driver -- /driver orphans --settle=1s --expect-no-groups`
-	s.until(fmt.Sprintf("driver orphans to find %d", len(ids)), func() error {
-		cmd := exec.CommandContext(s.anyhow(), "sh", "-c", line)
-		cmd.Env = kube.Environment()
-		out, _ := cmd.CombinedOutput()
-		got := string(out)
+	s.until(fmt.Sprintf("kubectl causeway orphans to find %d", len(ids)), func() error {
+		got, exit := s.plugin("orphans", "--driver=hostpath.csi.causeway.dev", "--settle=1s", "--expect-no-groups")
 		for _, id := range ids {
 			if !strings.Contains(got, id) {
 				return fmt.Errorf("%s is not in\n%s", id, got)
 			}
 		}
-		if cmd.ProcessState.ExitCode() != code ||
-			!strings.Contains(got, fmt.Sprintf("volumes: %d held, 3 named", 3+min(len(ids), 1))) {
-			return fmt.Errorf("exit code %d:\n%s", cmd.ProcessState.ExitCode(), got)
+		if exit != code || !strings.Contains(got, fmt.Sprintf("volumes: %d held, 3 named", 3+min(len(ids), 1))) {
+			return fmt.Errorf("exit code %d:\n%s", exit, got)
 		}
 		return nil
 	})
 }
 
-// remove gives an orphaned volume and its snapshot their objects back, as docs/how-to/orphans.md
-// says, and deletes these.
-func (s *scene) remove(n local.Node, volume, cut string) {
+// remove deletes the orphans, as docs/how-to/orphans.md describes.
+func (s *scene) remove(ids ...string) {
 	s.Helper()
-	s.apply(fmt.Sprintf(`apiVersion: v1
-kind: PersistentVolume
-metadata:
-  name: orphan-1
-  annotations:
-    pv.kubernetes.io/provisioned-by: hostpath.csi.causeway.dev
-spec:
-  persistentVolumeReclaimPolicy: Retain
-  storageClassName: ""
-  capacity: {storage: 10Mi}
-  accessModes: [ReadWriteOnce]
-  claimRef: {namespace: %s, name: orphan-1}
-  csi: {driver: hostpath.csi.causeway.dev, volumeHandle: %s}
-  nodeAffinity:
-    required:
-      nodeSelectorTerms:
-      - matchExpressions:
-        - {key: hostpath.csi.causeway.dev/node, operator: In, values: [%s]}
----
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: orphan-1}
-spec:
-  storageClassName: ""
-  volumeName: orphan-1
-  accessModes: [ReadWriteOnce]
-  resources: {requests: {storage: 10Mi}}
----
-apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshotContent
-metadata: {name: orphan-2}
-spec:
-  deletionPolicy: Retain
-  driver: hostpath.csi.causeway.dev
-  source: {snapshotHandle: %s}
-  volumeSnapshotRef: {namespace: %s, name: orphan-2}
----
-apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshot
-metadata: {name: orphan-2}
-spec:
-  source: {volumeSnapshotContentName: orphan-2}
-`, s.namespace, volume, n.Name, cut, s.namespace), pod("orphan-1", "", idle, "orphan-1"))
-	s.runs("orphan-1")
-	s.same("the orphan's data", "lost", s.in("orphan-1", "cat /orphan-1/file"))
-	s.until("the orphaned snapshot to be ready",
-		func() error { return same("true", s.value("volumesnapshot/orphan-2", "{.status.readyToUse}")) })
-	s.kubectl("delete", "pod", "orphan-1")
-	s.kubectl("patch", "pv", "orphan-1", "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
-	s.kubectl("delete", "pvc", "orphan-1")
-	s.kubectl("patch", "volumesnapshotcontent", "orphan-2", "--type=merge", "-p",
-		`{"spec":{"deletionPolicy":"Delete"}}`)
-	s.kubectl("delete", "volumesnapshot", "orphan-2")
+	got, exit := s.plugin("orphans", "--driver=hostpath.csi.causeway.dev", "--settle=1s", "--expect-no-groups", "--delete", "--yes")
+	for _, id := range ids {
+		if exit != 0 || !strings.Contains(got, id+" deleted") {
+			s.Fatalf("exit code %d, want %s deleted:\n%s", exit, id, got)
+		}
+	}
 }

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/causeway-csi/causeway/plugin/internal/bundle"
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+	"github.com/causeway-csi/causeway/plugin/internal/story"
+)
+
+func volumeCommand() command {
+	program := ""
+	return command{
+		usage: "Show all about a claim: objects, events, node, path, record, mounts, health, snapshots, jobs.\n\n" +
+			"  kubectl causeway volume NAME [-n NAMESPACE]\n  kubectl causeway volume pv/NAME\n",
+		flags: func(fs *pflag.FlagSet) {
+			fs.StringVar(&program, "program", "/driver", "path of the driver in its image")
+		},
+		run: func(ctx context.Context, s session, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("%w: %d arguments, want the name of a claim, or pv/NAME", errUsage, len(args))
+			}
+			told, err := story.Of(ctx, s.client, s.namespace, args[0], program)
+			if err != nil {
+				return err
+			}
+			return s.print(told)
+		},
+	}
+}
+
+func bundleCommand() command {
+	o := bundle.Options{Version: version}
+	file := ""
+	return command{
+		usage: "Write an archive for support: logs, objects, records and metrics, without secrets.\n\n" +
+			"  kubectl causeway bundle [--file=NAME.tar.gz]\n",
+		flags: func(fs *pflag.FlagSet) {
+			fs.StringVar(&file, "file", "", "name of the archive; default: causeway-bundle-TIME.tar.gz")
+			fs.Int64Var(&o.LogLimit, "log-limit", 10<<20, "bytes of each log: its end is kept")
+			fs.StringVar(&o.Program, "program", "/driver", "path of the driver in its image")
+		},
+		run: func(ctx context.Context, s session, args []string) error {
+			if err := noArguments(args); err != nil {
+				return err
+			}
+			if o.LogLimit <= 0 {
+				return fmt.Errorf("%w: invalid --log-limit %d: must be positive", errUsage, o.LogLimit)
+			}
+			if file == "" {
+				file = "causeway-bundle-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
+			}
+			return s.bundle(ctx, o, file)
+		},
+	}
+}
+
+// bundle writes the archive to a new file. After an error there is no file.
+func (s session) bundle(ctx context.Context, o bundle.Options, file string) error {
+	v, err := cluster.Gather(ctx, s.client, s.selection)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	err = bundle.Write(ctx, s.client, v, o, f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(file))
+	}
+	fmt.Fprintf(s.out, "%s: see MANIFEST in it for what could not be collected\n", file)
+	return nil
+}

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+	"github.com/causeway-csi/causeway/plugin/internal/doctor"
+	"github.com/causeway-csi/causeway/plugin/internal/fake"
+	"github.com/causeway-csi/causeway/plugin/internal/status"
+)
+
+// execute runs a command line against a fake cluster.
+func execute(t *testing.T, c *fake.Cluster, in string, args ...string) (out, log string, code int) {
+	t.Helper()
+	config := filepath.Join(t.TempDir(), "config")
+	content := `{"apiVersion":"v1","kind":"Config","current-context":"x","contexts":[{"name":"x","context":{"cluster":"x"}}],"clusters":[{"name":"x","cluster":{"server":"https://127.0.0.1:1"}}]}`
+	if err := os.WriteFile(config, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KUBECONFIG", config)
+	var stdout, stderr bytes.Buffer
+	clients := c.Clients()
+	code = run(context.Background(), args, streams{strings.NewReader(in), &stdout, &stderr},
+		func(*rest.Config) (cluster.Client, error) { return clients.Client, nil })
+	return stdout.String(), stderr.String(), code
+}
+
+func TestCommandLines(t *testing.T) {
+	for _, tc := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{nil, 2, "kubectl causeway status"}, {[]string{"--help"}, 0, "kubectl causeway doctor"}, {[]string{"version"}, 0, "dev"},
+		{[]string{"statu"}, 2, "unknown command"}, {[]string{"status", "--no-such"}, 2, "unknown flag"},
+		{[]string{"status", "x"}, 2, "unexpected arguments"}, {[]string{"status", "-o", "yaml"}, 2, "must be text or json"},
+		{[]string{"doctor", "--help"}, 0, "Exit codes"}, {[]string{"volume"}, 2, "want the name of a claim"},
+		{[]string{"orphans", "--yes"}, 2, "need --delete"}, {[]string{"orphans", "--delete", "-o=json"}, 2, "no --output=json"},
+		{[]string{"orphans", "--settle=-1s"}, 2, "--settle"}, {[]string{"bundle", "--log-limit=0"}, 2, "must be positive"},
+		{[]string{"doctor", "-n", "elsewhere"}, 2, "could not check: there is no driver"},
+		{[]string{"status", "-n", "elsewhere"}, 1, `in namespace "elsewhere"`}, {[]string{"status", "--driver=x"}, 1, `with the name "x"`},
+		{[]string{"volume", "none"}, 1, "not found"},
+	} {
+		out, log, code := execute(t, fake.Healthy(), "", tc.args...)
+		if code != tc.code || !strings.Contains(out+log, tc.want) {
+			t.Errorf("%v: exit %d, want %d and %q: %s%s", tc.args, code, tc.code, tc.want, out, log)
+		}
+	}
+}
+
+func TestStatusAndDoctor(t *testing.T) {
+	out, _, code := execute(t, fake.Healthy(), "", "status")
+	for _, want := range []string{"v1.37.1", "causeway-node-2", "leader causeway-controller-6d-1", "driver:dev", "6.12.0", "5Gi"} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("exit %d, %q is not in\n%s", code, want, out)
+		}
+	}
+	out, _, code = execute(t, fake.Healthy(), "", "status", "-o", "json")
+	var s status.Status
+	if err := json.Unmarshal([]byte(out), &s); err != nil || code != 0 || len(s.Drivers) != 1 || len(s.Drivers[0].Nodes) != 2 ||
+		*s.Drivers[0].Nodes[0].Volumes != 3 || s.Drivers[0].Nodes[0].CertificateExpires == nil || len(s.Drivers[0].Capacity) != 2 {
+		t.Errorf("exit %d, %v: %s", code, err, out)
+	}
+	if out, _, code = execute(t, fake.Healthy(), "", "doctor"); code != 0 || !strings.Contains(out, " 0 findings, 0 not checked") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	c := fake.Healthy()
+	fake.Remove[*storagev1.CSIDriver](c, "")
+	out, _, code = execute(t, c, "", "doctor", "-o=json")
+	var r doctor.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 1 || r.Findings[0].Check != "csidriver" {
+		t.Errorf("exit %d, %v: %s", code, err, out)
+	}
+	c = fake.Healthy()
+	c.Refuse["nodes"] = errors.New("forbidden")
+	if out, _, code = execute(t, c, "", "doctor"); code != 2 || !strings.Contains(out, "not checked: nodes: nodes: forbidden") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+}
+
+func TestOrphansAndTheirConfirmation(t *testing.T) {
+	v1, v2 := volumeid.New(volumeid.Volume, "node-1", "pvc-1"), volumeid.New(volumeid.Volume, "node-1", "pvc-2")
+	withOrphan := func() *fake.Cluster {
+		c := fake.Healthy()
+		c.Custom = []*unstructured.Unstructured{{Object: map[string]any{"apiVersion": "v1", "kind": "PersistentVolume",
+			"metadata": map[string]any{"name": "pv-1", "uid": "1"}, "spec": map[string]any{"csi": map[string]any{"volumeHandle": v1}}}}}
+		c.Pods.OnExec = func(_, _ string, command []string, out io.Writer) error {
+			_, err := io.WriteString(out, `{"driver":"`+fake.Driver+`","volumes":[{"id":"`+v1+`","size":1},{"id":"`+v2+`","size":1}],"snapshots":[]}`)
+			return err
+		}
+		return c
+	}
+	out, _, code := execute(t, withOrphan(), "", "orphans", "--settle=0s")
+	if code != 3 || !strings.Contains(out, v2) || strings.Contains(out, "volume  "+v1) {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	for _, answer := range []string{"", "yes\n", "2\n", "\n"} {
+		c := withOrphan()
+		if _, log, code := execute(t, c, answer, "orphans", "--settle=0s", "--delete"); code != 1 || !strings.Contains(log, "nothing was deleted") {
+			t.Errorf("%q: exit %d: %s", answer, code, log)
+		}
+	}
+	if _, log, code := execute(t, withOrphan(), "", "orphans", "--settle=0s", "--delete", "--yes", v1); code != 1 ||
+		!strings.Contains(log, "is no orphan") {
+		t.Errorf("exit %d: %s", code, log)
+	}
+	// No sidecar works in this cluster: the volume does not become Released.
+	if _, log, code := execute(t, withOrphan(), "1\n", "orphans", "--settle=0s", "--delete", "--wait=10ms"); code != 1 ||
+		!strings.Contains(log, "does not become Released") {
+		t.Errorf("exit %d: %s", code, log)
+	}
+}
+
+func TestABundleIsANewPrivateFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "b.tar.gz")
+	if out, log, code := execute(t, fake.Healthy(), "", "bundle", "--file="+file); code != 0 || !strings.Contains(out, file) {
+		t.Fatalf("exit %d: %s%s", code, out, log)
+	}
+	info, err := os.Stat(file)
+	if err != nil || info.Mode().Perm() != 0o600 || info.Size() < 1000 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if _, log, code := execute(t, fake.Healthy(), "", "bundle", "--file="+file); code != 1 || !strings.Contains(log, "exists") {
+		t.Errorf("exit %d: %s", code, log)
+	}
+}
+
+// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/how-to/orphans.md with the flags.
+func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(fake.Root(), "docs", "how-to", "orphans.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `--([a-z-]+)").FindAllStringSubmatch(string(page), -1) {
+		documented[m[1]] = true
+	}
+	fs := pflag.NewFlagSet("orphans", pflag.ContinueOnError)
+	orphansCommand().flags(fs)
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !documented[f.Name] {
+			t.Errorf("--%s is not in docs/how-to/orphans.md", f.Name)
+		}
+		delete(documented, f.Name)
+	})
+	if len(documented) > 0 {
+		t.Errorf("docs/how-to/orphans.md has %v, the command has not", documented)
+	}
+}
+
+// TestThePageHasAllChecks compares docs/how-to/plugin.md with the checks of doctor.
+func TestThePageHasAllChecks(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(fake.Root(), "docs", "how-to", "plugin.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range doctor.Checks() {
+		if !strings.Contains(string(page), "`"+c.Name+"`") {
+			t.Errorf("docs/how-to/plugin.md does not have the check %s", c.Name)
+		}
+	}
+}

@@ -1,0 +1,289 @@
+// Package bundle writes an archive for support: logs, objects, records and metrics of an
+// installation, without secrets. Objects of the kind Secret are never read.
+package bundle
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/yaml"
+
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+	"github.com/causeway-csi/causeway/plugin/internal/doctor"
+	"github.com/causeway-csi/causeway/plugin/internal/orphans"
+	"github.com/causeway-csi/causeway/plugin/internal/status"
+)
+
+// Options are the settings of the operator.
+type Options struct {
+	Version  string // of this program
+	LogLimit int64  // bytes of each log: its end is kept
+	Program  string // path of the driver in its image
+}
+
+// bundle is an archive under construction.
+type bundle struct {
+	client  cluster.Client
+	view    *cluster.View
+	options Options
+	out     *tar.Writer
+	now     time.Time
+	files   []string // lines of the manifest
+	missing []string
+}
+
+// Write writes the archive. What cannot be collected is in its MANIFEST, with the reason. Errors:
+// those of out.
+func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, out io.Writer) error {
+	zip := gzip.NewWriter(out)
+	b := &bundle{client: c, view: v, options: o, out: tar.NewWriter(zip), now: time.Now(), missing: v.Missing()}
+	for _, part := range []func(context.Context) error{b.summary, b.objects, b.answers, b.records, b.logs, b.manifest} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	if err := b.out.Close(); err != nil {
+		return err
+	}
+	return zip.Close()
+}
+
+// add adds a file. The text has no secrets by now.
+func (b *bundle) add(name string, data []byte) error {
+	b.files = append(b.files, fmt.Sprintf("%10d  %s", len(data), name))
+	h := &tar.Header{Name: path.Join("causeway-bundle", name), Mode: 0o600, Size: int64(len(data)), ModTime: b.now,
+		Typeflag: tar.TypeReg}
+	if err := b.out.WriteHeader(h); err != nil {
+		return err
+	}
+	_, err := b.out.Write(data)
+	return err
+}
+
+// lack notes what could not be collected.
+func (b *bundle) lack(what string, err error) {
+	b.missing = append(b.missing, text(fmt.Sprintf("%s: %v", what, err)))
+}
+
+// summary adds the versions and the results of status and doctor.
+func (b *bundle) summary(context.Context) error {
+	var s, d, p bytes.Buffer
+	if err := status.Of(b.view).JSON(&s); err != nil {
+		return err
+	}
+	if err := doctor.Run(b.view, doctor.Checks()).JSON(&d); err != nil {
+		return err
+	}
+	e := json.NewEncoder(&p)
+	if err := e.Encode(map[string]any{"plugin": b.options.Version, "server": b.view.Server,
+		"apiGroups": b.view.Groups}); err != nil {
+		return err
+	}
+	for name, data := range map[string]*bytes.Buffer{"status.json": &s, "doctor.json": &d, "version.json": &p} {
+		if err := b.add(name, []byte(text(data.String()))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// collection is a kind of objects of the archive.
+type collection struct {
+	resource   schema.GroupVersionResource
+	namespaced bool // only those in the namespaces of the drivers
+}
+
+func resource(group, version, name string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: group, Version: version, Resource: name}
+}
+
+// collections are the kinds of the archive. Secret is not among them.
+var collections = []collection{
+	{resource("apps", "v1", "deployments"), true}, {resource("apps", "v1", "daemonsets"), true},
+	{resource("apps", "v1", "replicasets"), true}, {resource("", "v1", "pods"), true}, {resource("", "v1",
+		"services"), true},
+	{resource("", "v1", "configmaps"), true}, {resource("", "v1", "serviceaccounts"), true}, {resource("", "v1",
+		"events"), true},
+	{resource("networking.k8s.io", "v1", "networkpolicies"), true}, {resource("coordination.k8s.io", "v1", "leases"),
+		true},
+	{resource("storage.k8s.io", "v1", "csistoragecapacities"), true}, {resource("", "v1", "nodes"), false},
+	{resource("", "v1", "persistentvolumes"), false}, {resource("storage.k8s.io", "v1", "csidrivers"), false},
+	{resource("storage.k8s.io", "v1", "csinodes"), false}, {resource("storage.k8s.io", "v1", "storageclasses"), false},
+	{resource("storage.k8s.io", "v1", "volumeattachments"), false}, {cluster.Contents, false}, {
+		cluster.GroupContents, false},
+}
+
+// objects adds the objects of the installation, and of the storage of the cluster.
+func (b *bundle) objects(ctx context.Context) error {
+	for _, c := range collections {
+		namespaces := []string{""}
+		if c.namespaced {
+			namespaces = b.namespaces()
+		}
+		for _, ns := range namespaces {
+			if err := b.list(ctx, c.resource, ns); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (b *bundle) namespaces() (all []string) {
+	for _, d := range b.view.Drivers {
+		all = append(all, d.Namespace)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// list adds the objects of a kind in a file.
+func (b *bundle) list(ctx context.Context, r schema.GroupVersionResource, namespace string) error {
+	l, err := b.client.Dynamic.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		b.lack("objects "+r.GroupResource().String(), err)
+		return nil
+	}
+	var docs [][]byte
+	for i := range l.Items {
+		doc, err := yaml.Marshal(object(l.Items[i].Object))
+		if err != nil {
+			return err
+		}
+		docs = append(docs, doc)
+	}
+	return b.add(path.Join("objects", namespace, r.GroupResource().String()+".yaml"), bytes.Join(docs, []byte("---\n")))
+}
+
+// answers adds the answers of the ports of pods.
+func (b *bundle) answers(ctx context.Context) error {
+	for _, d := range b.view.Drivers {
+		for _, p := range d.Pods() {
+			if !p.Asked {
+				b.lack("ports of "+p.Name, fmt.Errorf("the pod does not run: %s", p.Status.Phase))
+				continue
+			}
+			for _, at := range []struct{ port, path string }{{"driver-http", "/readyz"}, {"driver-http", "/metrics"},
+				{"sidecars-http", "/readyz"}, {"sidecars-http", "/metrics"}} {
+				a := cluster.Ask(ctx, b.client, p.Pod, at.port, at.path)
+				name := path.Join("pods", p.Name, at.port+strings.ReplaceAll(at.path, "/", "-")+".txt")
+				if a.Err != nil {
+					b.lack(name, a.Err)
+					continue
+				}
+				if err := b.add(name, fmt.Appendf(nil, "status %d\n%s", a.Status, text(a.Body))); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// records adds the volumes and snapshots that the drivers hold.
+func (b *bundle) records(ctx context.Context) error {
+	for _, d := range b.view.Drivers {
+		var out bytes.Buffer
+		if err := orphans.InController(ctx, b.client, d, []string{b.options.Program, "list"}, &out); err != nil {
+			b.lack("records of "+d.Name, err)
+			continue
+		}
+		if err := b.add(path.Join("records", d.Name+".json"), []byte(text(out.String()))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// logs adds the logs of all containers, also those before their last restart.
+func (b *bundle) logs(ctx context.Context) error {
+	for _, d := range b.view.Drivers {
+		for _, p := range d.Pods() {
+			for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+				if err := b.log(ctx, p, s.Name, false); err != nil {
+					return err
+				}
+				if s.RestartCount == 0 {
+					continue
+				}
+				if err := b.log(ctx, p, s.Name, true); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// log adds the end of a log.
+func (b *bundle) log(ctx context.Context, p *cluster.Pod, container string, previous bool) error {
+	name := path.Join("pods", p.Name, container+".log")
+	if previous {
+		name = path.Join("pods", p.Name, container+".previous.log")
+	}
+	stream, err := b.client.Kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name,
+		&corev1.PodLogOptions{Container: container, Previous: previous, Timestamps: true}).Stream(ctx)
+	if err != nil {
+		b.lack(name, err)
+		return nil
+	}
+	defer stream.Close()
+	data, cut, err := end(stream, b.options.LogLimit)
+	if err != nil {
+		b.lack(name, err)
+	}
+	if cut {
+		b.lack(name, fmt.Errorf("only the last %d bytes", b.options.LogLimit))
+	}
+	return b.add(name, []byte(text(string(data))))
+}
+
+// end returns the end of a stream, from the begin of a line.
+func end(r io.Reader, limit int64) (data []byte, cut bool, err error) {
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := r.Read(buffer)
+		data = append(data, buffer[:n]...)
+		if int64(len(data)) > 2*limit {
+			data, cut = append([]byte(nil), data[int64(len(data))-limit:]...), true
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return data, cut, err
+		}
+	}
+	if extra := int64(len(data)) - limit; extra > 0 {
+		data, cut = data[extra:], true
+	}
+	if cut {
+		_, data, _ = bytes.Cut(data, []byte("\n"))
+	}
+	return data, cut, nil
+}
+
+// manifest adds the list of files, and of the parts that are missing.
+func (b *bundle) manifest(context.Context) error {
+	var m strings.Builder
+	fmt.Fprintf(&m, "Collected by kubectl causeway %s at %s.\n\nFiles:\n%s\n\nNot collected:\n", b.options.Version,
+		b.now.UTC().Format(time.RFC3339), strings.Join(b.files, "\n"))
+	for _, line := range b.missing {
+		fmt.Fprintf(&m, "%s\n", text(line))
+	}
+	fmt.Fprint(&m, "objects of the kind Secret: never read\n")
+	return b.add("MANIFEST", []byte(m.String()))
+}

@@ -1,0 +1,30 @@
+package cluster
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// NodesOf returns the values of the topology key <driver>/node in the affinity of a volume.
+func NodesOf(pv *corev1.PersistentVolume) (nodes []string) {
+	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil || pv.Spec.CSI == nil {
+		return nil
+	}
+	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for _, e := range term.MatchExpressions {
+			if e.Key == pv.Spec.CSI.Driver+"/node" && e.Operator == corev1.NodeSelectorOpIn {
+				nodes = append(nodes, e.Values...)
+			}
+		}
+	}
+	return nodes
+}
+
+// ClaimOf returns namespace/name of the claim of a volume, or "".
+func ClaimOf(pv *corev1.PersistentVolume) string {
+	if pv.Spec.ClaimRef == nil {
+		return ""
+	}
+	return strings.TrimPrefix(pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name, "/")
+}

@@ -1,0 +1,188 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+)
+
+// recent is the age up to which a warning counts. Sidecars retry at intervals of at most 5 minutes.
+const recent = 10 * time.Minute
+
+func callChecks() []Check {
+	return []Check{
+		{"claims", []cluster.Source{cluster.Claims, cluster.Events, cluster.Classes}, claims},
+		{"pods-with-volumes", []cluster.Source{cluster.Pending, cluster.Claims, cluster.Volumes, cluster.Events},
+			podsWithVolumes},
+		{"deletes", []cluster.Source{cluster.Volumes, cluster.Events}, deletes},
+		{"snapshots", []cluster.Source{cluster.Snapshots, cluster.GroupSnaps}, snapshots},
+		{"expansions", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, expansions},
+	}
+}
+
+// latest returns the newest recent warning about an object with one of the reasons.
+func latest(v *cluster.View, kind, namespace, name string, reasons ...string) (corev1.Event, bool) {
+	for _, e := range v.EventsOf(kind, namespace, name) {
+		if v.Now.Add(v.ServerAhead).Sub(cluster.EventTime(e)) < recent && slices.Contains(reasons, e.Reason) {
+			return e, true
+		}
+	}
+	return corev1.Event{}, false
+}
+
+// called returns the finding of an error of a call.
+func called(object, what string, text, page string) Finding {
+	m, ok := explain(text, callMessages)
+	if !ok {
+		m = message{cause: "the reason is in the message", remedy: "see the message on the page", page: page}
+	}
+	return Finding{Severity: Error, Object: object, Cause: what + ": " + m.cause, Evidence: text, Remedy: m.remedy,
+		Page: m.page}
+}
+
+// claims finds pending claims for which CreateVolume fails. A claim that only waits for its first
+// pod has no such event.
+func claims(v *cluster.View) (all []Finding) {
+	for i := range v.Claims {
+		c := &v.Claims[i]
+		if c.Status.Phase != corev1.ClaimPending || !ofOurClass(v, c) {
+			continue
+		}
+		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "ProvisioningFailed"); ok {
+			all = append(all, called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name, "the volume cannot be created",
+				e.Message, pagePending))
+		}
+	}
+	return all
+}
+
+// ofOurClass reports whether the class of a claim is one of a driver.
+func ofOurClass(v *cluster.View, c *corev1.PersistentVolumeClaim) bool {
+	if c.Spec.StorageClassName == nil {
+		return false
+	}
+	for _, class := range v.Classes {
+		if class.Name == *c.Spec.StorageClassName {
+			return v.Driver(class.Provisioner) != nil
+		}
+	}
+	return false
+}
+
+// ours returns the names of the PersistentVolumes of the drivers.
+func ours(v *cluster.View) map[string]bool {
+	names := map[string]bool{}
+	for i := range v.Volumes {
+		if csi := v.Volumes[i].Spec.CSI; csi != nil && v.Driver(csi.Driver) != nil {
+			names[v.Volumes[i].Name] = true
+		}
+	}
+	return names
+}
+
+// podsWithVolumes finds pods that do not start because of a volume of the drivers.
+func podsWithVolumes(v *cluster.View) (all []Finding) {
+	volumes := ours(v)
+	for i := range v.PendingPods {
+		p := &v.PendingPods[i]
+		if v.Now.Sub(p.CreationTimestamp.Time) < 30*time.Second || !usesOurs(v, p, volumes) {
+			continue
+		}
+		object := "Pod/" + p.Namespace + "/" + p.Name
+		if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedMount", "FailedMapVolume", "FailedAttachVolume"); ok {
+			all = append(all, called(object, "the volume cannot be mounted", e.Message, pagePodStart))
+		} else if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedScheduling"); ok &&
+			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
+			f := called(object, "the pod cannot be scheduled", e.Message, pagePending)
+			f.Severity = Warning
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// usesOurs reports whether a pod has a volume of the drivers.
+func usesOurs(v *cluster.View, p *corev1.Pod, volumes map[string]bool) bool {
+	for _, vol := range p.Spec.Volumes {
+		if vol.CSI != nil && v.Driver(vol.CSI.Driver) != nil {
+			return true
+		}
+		if vol.PersistentVolumeClaim == nil {
+			continue
+		}
+		for i := range v.Claims {
+			c := &v.Claims[i]
+			if c.Namespace == p.Namespace && c.Name == vol.PersistentVolumeClaim.ClaimName &&
+				(volumes[c.Spec.VolumeName] || ofOurClass(v, c)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// deletes finds PersistentVolumes that cannot be deleted.
+func deletes(v *cluster.View) (all []Finding) {
+	volumes := ours(v)
+	for i := range v.Volumes {
+		pv := &v.Volumes[i]
+		if !volumes[pv.Name] || pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
+			continue
+		}
+		if e, ok := latest(v, "PersistentVolume", "", pv.Name, "VolumeFailedDelete"); ok {
+			f := called("PersistentVolume/"+pv.Name, "the volume cannot be deleted", e.Message, pageDelete)
+			if strings.Contains(e.Message, "code = FailedPrecondition") {
+				f.Page = pageDelete
+			}
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// snapshots finds snapshots that are not ready, or cannot be deleted, by the error in their status.
+func snapshots(v *cluster.View) (all []Finding) {
+	for _, list := range [][]unstructured.Unstructured{v.Snapshots, v.GroupSnaps} {
+		for i := range list {
+			c := &list[i]
+			driver, _, _ := unstructured.NestedString(c.Object, "spec", "driver")
+			text, _, _ := unstructured.NestedString(c.Object, "status", "error", "message")
+			ready, _, _ := unstructured.NestedBool(c.Object, "status", "readyToUse")
+			if v.Driver(driver) == nil || text == "" || ready && c.GetDeletionTimestamp() == nil {
+				continue
+			}
+			what, page := "the snapshot cannot be made", pageSnapshot
+			if c.GetDeletionTimestamp() != nil {
+				what, page = "the snapshot cannot be deleted", pageDelete
+			}
+			all = append(all, called(c.GetKind()+"/"+c.GetName(), what, text, page))
+		}
+	}
+	return all
+}
+
+// expansions finds claims that do not grow.
+func expansions(v *cluster.View) (all []Finding) {
+	volumes := ours(v)
+	for i := range v.Claims {
+		c := &v.Claims[i]
+		want, have := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
+		if !volumes[c.Spec.VolumeName] || want.Cmp(have) <= 0 {
+			continue
+		}
+		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "VolumeResizeFailed"); ok {
+			f := called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
+				fmt.Sprintf("the volume does not grow from %s to %s", have.String(), want.String()), e.Message,
+				troubleshooting+"#a-volume-does-not-grow-or-change")
+			f.Page = troubleshooting + "#a-volume-does-not-grow-or-change"
+			all = append(all, f)
+		}
+	}
+	return all
+}

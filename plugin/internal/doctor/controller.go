@@ -1,0 +1,249 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+)
+
+func controllerChecks() []Check {
+	lists := []cluster.Source{cluster.PodList}
+	return []Check{
+		{"router", lists, router},
+		{"certificates", lists, certificates},
+		{"leaders", []cluster.Source{cluster.Leases, cluster.PodList}, leaders},
+		{"one-installation", []cluster.Source{cluster.PodList}, oneInstallation},
+		{"capacity", []cluster.Source{cluster.Capacities, cluster.CSIDrivers, cluster.Classes, cluster.PodList},
+			capacity},
+	}
+}
+
+// router finds nodes that a router does not reach. Both replicas route, and each has its own view.
+func router(v *cluster.View) (all []Finding) {
+	for _, d := range v.Drivers {
+		for _, p := range d.ControllerPods() {
+			for _, s := range p.DriverMetrics.Samples("causeway_router_peers") {
+				switch state := s.Labels["state"]; {
+				case s.Value == 0 || state == "answers":
+				case state == "twice":
+					all = append(all, Finding{Severity: Error, Object: p.Object(),
+						Cause:    "several addresses report the same node: the router uses neither of them",
+						Evidence: p.DriverReady.Body, Remedy: "end the wrong driver; for two addresses of one " +
+							"node: ipFamilyPolicy: SingleStack",
+						Page: pageRouter})
+				default:
+					m, ok := explain(p.DriverReady.Body, certificateMessages)
+					if !ok {
+						m = message{cause: "the router does not reach a node",
+							remedy: "bring the node back, or its pod of the driver", page: pageRouter}
+					}
+					all = append(all, Finding{Severity: Error, Object: p.Object(), Cause: m.cause,
+						Evidence: p.DriverReady.Body, Remedy: m.remedy, Page: m.page})
+				}
+			}
+			if up, ok := p.DriverMetrics.Value("causeway_router_discovery_up"); ok && up != 1 {
+				all = append(all, Finding{Severity: Warning, Object: p.Object(),
+					Cause: "the router cannot look up the addresses of the nodes: DNS does not answer, or the " +
+						"Service is missing",
+					Evidence: "causeway_router_discovery_up 0\n" + p.DriverReady.Body,
+					Remedy:   "check DNS and the Service in --peers", Page: pageRouter})
+			}
+		}
+	}
+	return all
+}
+
+// certificateMessages are the reasons for which the two sides reject each other.
+var certificateMessages = []message{
+	known(`has expired|is not valid before`, "a certificate has expired, or a clock is wrong",
+		"renew the certificates", pageCerts),
+	known(`wrong CA|unknown certificate authority|refused our certificate|bad certificate`,
+		"the certificates of router and nodes do not belong together",
+		"write the secrets of both sides again, from one CA", pageCerts),
+	known(`has a certificate for|wrong name`, "a node has the certificate of another node",
+		"give the node its own certificate, or set --peer-server if all nodes share one", pageRouter),
+	known(`it is the driver`, "an address of the Service belongs to another driver",
+		"correct the selector of the Service, or --driver-name", pageRouter),
+}
+
+// soon is the rest of a certificate's life in which its renewal is due.
+const soon = 30 * 24 * time.Hour
+
+// certificates finds certificates that have expired, or will soon. Only the metric is read, no
+// secret.
+func certificates(v *cluster.View) (all []Finding) {
+	for _, d := range v.Drivers {
+		for _, p := range d.Pods() {
+			seconds, ok := p.DriverMetrics.Value("causeway_peer_certificate_expiry_timestamp_seconds")
+			if !ok {
+				continue
+			}
+			end := time.Unix(int64(seconds), 0)
+			f := Finding{Object: p.Object() + nodeOf(p), Remedy: "renew the certificate", Page: pageRotation,
+				Evidence: "valid until " + end.UTC().Format(time.RFC3339)}
+			switch left := end.Sub(v.Now); {
+			case left <= 0:
+				f.Severity, f.Cause = Error, "the certificate between router and nodes has expired: no peer accepts it"
+			case left < soon:
+				f.Severity = Warning
+				f.Cause = fmt.Sprintf("the certificate between router and nodes expires in %d days", int(
+					left.Hours()/24))
+			default:
+				continue
+			}
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// leaseName returns the name of the lease of the sidecars of a driver, as csi-sidecars builds it.
+func leaseName(driver string) string {
+	name := "csi-sidecars-" + strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, driver)
+	if strings.HasSuffix(name, "-") {
+		name += "X"
+	}
+	return name
+}
+
+// LeaseOf returns the lease of the sidecars of a driver, or nil.
+func LeaseOf(v *cluster.View, d *cluster.Driver) *coordinationv1.Lease {
+	i := slices.IndexFunc(v.Leases, func(l coordinationv1.Lease) bool {
+		return l.Namespace == d.Namespace && l.Name == leaseName(d.Name)
+	})
+	if i < 0 {
+		return nil
+	}
+	return &v.Leases[i]
+}
+
+// leaders finds drivers whose sidecars have no leader, and pods that lead without the lease.
+func leaders(v *cluster.View) (all []Finding) {
+	for _, d := range v.Drivers {
+		if d.Controller == nil || d.Controller.Desired == 0 || !elects(d) {
+			continue
+		}
+		l := LeaseOf(v, d)
+		object := "Lease/" + leaseName(d.Name)
+		switch {
+		case l == nil && youngest(v, d) < patience:
+		case l == nil:
+			all = append(all, noLeader(object, "the lease does not exist"))
+		case l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "":
+			all = append(all, noLeader(object, "the lease has no holder"))
+		case l.Spec.RenewTime != nil && v.Now.Add(v.ServerAhead).Sub(l.Spec.RenewTime.Time) > time.Minute:
+			all = append(all, noLeader(object, fmt.Sprintf("held by %s, last renewed %s", *l.Spec.HolderIdentity,
+				l.Spec.RenewTime.UTC().Format(time.RFC3339))))
+		}
+		var leading []string
+		for _, p := range d.ControllerPods() {
+			for _, s := range p.SidecarsMetrics.Samples("csi_sidecars_controller_up") {
+				if s.Labels["controller"] == "provisioner" && s.Value == 1 {
+					leading = append(leading, p.Name)
+				}
+			}
+		}
+		if len(leading) > 1 {
+			all = append(all, Finding{Severity: Error, Object: object,
+				Cause:    "the sidecars of several pods lead at the same time",
+				Evidence: strings.Join(leading, ", ") + " run the provisioner",
+				Remedy:   "restart the controller, and report it",
+				Page:     pageLeaders + "#health-metrics-log"})
+		}
+	}
+	return all
+}
+
+func noLeader(object, evidence string) Finding {
+	return Finding{Severity: Error, Object: object, Cause: "the sidecars have no leader: nothing is created or deleted",
+		Evidence: evidence, Remedy: "see the log of csi-sidecars in the pods of the controller", Page: pagePending}
+}
+
+func elects(d *cluster.Driver) bool {
+	for _, c := range d.Controller.Template.Spec.Containers {
+		if slices.ContainsFunc(c.Args, func(a string) bool {
+			return a == "--leader-election" || a == "--leader-election=true"
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// youngest returns the age of the youngest pod of the controller.
+func youngest(v *cluster.View, d *cluster.Driver) time.Duration {
+	age := time.Duration(1<<63 - 1)
+	for _, p := range d.ControllerPods() {
+		age = min(age, v.Now.Sub(p.CreationTimestamp.Time))
+	}
+	return age
+}
+
+// oneInstallation finds two installations of one driver: each elects a leader of its own.
+func oneInstallation(v *cluster.View) (all []Finding) {
+	for i := 1; i < len(v.Drivers); i++ {
+		if a, b := v.Drivers[i-1], v.Drivers[i]; a.Name == b.Name {
+			all = append(all, Finding{Severity: Error, Object: a.Name,
+				Cause:    "two installations have the same driver name: two leaders act on the same objects",
+				Evidence: "namespaces " + a.Namespace + " and " + b.Namespace,
+				Remedy:   "uninstall one of them, or give it another driverName",
+				Page:     pageObjects})
+		}
+	}
+	return all
+}
+
+// capacity finds nodes for which no capacity was published: the scheduler places no new volume
+// there.
+func capacity(v *cluster.View) (all []Finding) {
+	for _, d := range v.Drivers {
+		if !d.Routed() || !publishes(v, d.Name) || d.Controller == nil || youngest(v, d) < 5*time.Minute {
+			continue
+		}
+		published := map[string]bool{}
+		for _, c := range v.Capacities {
+			if c.NodeTopology != nil {
+				published[c.NodeTopology.MatchLabels[d.Name+"/node"]] = true
+			}
+		}
+		for _, p := range d.NodePods() {
+			node := v.Node(p.Spec.NodeName)
+			if node == nil || !p.Ready() || !cluster.NodeReady(node) || v.Now.Sub(
+				p.CreationTimestamp.Time) < 5*time.Minute {
+				continue
+			}
+			if key := node.Labels[d.Name+"/node"]; key != "" && !published[key] {
+				all = append(all, Finding{Severity: Error, Object: "Node/" + node.Name,
+					Cause:    "the capacity of the node is not published: the scheduler places no new volume there",
+					Evidence: "no CSIStorageCapacity has " + d.Name + "/node=" + key,
+					Remedy:   "see the log of csi-sidecars, controller provisioner", Page: pagePending})
+			}
+		}
+	}
+	return all
+}
+
+// publishes reports whether the scheduler considers the capacity of a driver that has classes.
+func publishes(v *cluster.View, driver string) bool {
+	for _, c := range v.CSIDrivers {
+		if c.Name == driver && (c.Spec.StorageCapacity == nil || !*c.Spec.StorageCapacity) {
+			return false
+		}
+	}
+	for _, c := range v.Classes {
+		if c.Provisioner == driver {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,462 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+	"github.com/causeway-csi/causeway/plugin/internal/fake"
+)
+
+const (
+	node1       = "causeway-node-1"
+	controller1 = "causeway-controller-6d-1"
+	controller2 = "causeway-controller-6d-2"
+)
+
+func examine(t *testing.T, c *fake.Cluster) Report {
+	t.Helper()
+	v, err := cluster.Gather(context.Background(), c.Clients().Client, cluster.Selection{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Run(v, Checks())
+}
+
+func TestAHealthyClusterHasNoFinding(t *testing.T) {
+	r := examine(t, fake.Healthy())
+	if len(r.Findings) > 0 || len(r.NotChecked) > 0 || r.Code() != CodeHealthy || r.Checks != len(Checks()) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// claim is a claim of the class causeway-hostpath, with its volume if it is bound.
+func claim(c *fake.Cluster, name string, phase corev1.PersistentVolumeClaimPhase) *corev1.PersistentVolumeClaim {
+	class := "causeway-hostpath"
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec:   corev1.PersistentVolumeClaimSpec{StorageClassName: &class},
+		Status: corev1.PersistentVolumeClaimStatus{Phase: phase}}
+	c.Add(claim)
+	return claim
+}
+
+// volume is a PersistentVolume on node-1.
+func volume(c *fake.Cluster, name string) *corev1.PersistentVolume {
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: fake.Driver, VolumeHandle: "h"}},
+		NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: fake.Driver + "/node", Operator: corev1.NodeSelectorOpIn, Values: []string{"node-1"}}}}}}}},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound}}
+	c.Add(pv)
+	return pv
+}
+
+// pendingPod is a pod that waits for a claim.
+func pendingPod(c *fake.Cluster, claim string) {
+	c.Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "app", CreationTimestamp: fake.Ago(5 * time.Minute)},
+		Spec: corev1.PodSpec{Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending}})
+}
+
+func waiting(p *corev1.Pod, reason, message string) {
+	p.Status.Conditions[0].Status = corev1.ConditionFalse
+	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}
+	p.Status.ContainerStatuses[0].Ready = false
+}
+
+// faults are faults with the check that must find them, and words of the cause, evidence or remedy.
+// An unknown fault in the same check would have other words.
+var faults = map[string]struct {
+	inject func(c *fake.Cluster)
+	check  string
+	words  []string
+}{
+	"an old API server": {func(c *fake.Cluster) { c.Version = "v1.30.9" }, "api-server-version", []string{"too old", "v1.30.9"}},
+	"no CSIDriver": {func(c *fake.Cluster) { fake.Remove[*storagev1.CSIDriver](c, "") }, "csidriver",
+		[]string{"CSIDriver is missing", fake.Driver}},
+	"a CSIDriver that wants attachments": {func(c *fake.Cluster) {
+		yes := true
+		fake.Get[*storagev1.CSIDriver](c, fake.Driver).Spec.AttachRequired = &yes
+	}, "csidriver", []string{"attachRequired: true"}},
+	"a CSIDriver without pod information": {func(c *fake.Cluster) {
+		fake.Get[*storagev1.CSIDriver](c, fake.Driver).Spec.PodInfoOnMount = nil
+	}, "csidriver", []string{"podInfoOnMount"}},
+	"no CRDs of snapshots": {func(c *fake.Cluster) { delete(c.Groups, "snapshot.storage.k8s.io") }, "snapshot-crds",
+		[]string{"snapshot.storage.k8s.io are missing", "install the CRDs"}},
+	"no CRDs of groups": {func(c *fake.Cluster) { delete(c.Groups, "groupsnapshot.storage.k8s.io") }, "snapshot-crds",
+		[]string{"groupsnapshot.storage.k8s.io are missing"}},
+	"old CRDs": {func(c *fake.Cluster) { c.Groups["groupsnapshot.storage.k8s.io"] = []string{"v1alpha1", "v1beta1"} }, "snapshot-crds",
+		[]string{"too old", "v1beta1"}},
+	"a class of another driver": {func(c *fake.Cluster) {
+		fake.Get[*storagev1.StorageClass](c, "causeway-hostpath").Provisioner = "hostpath.csi.causeway.example"
+	}, "storage-classes", []string{"causeway-hostpath", "does not exist"}},
+	"a missing right": {func(c *fake.Cluster) {
+		c.Denied = func(a authorizationv1.ResourceAttributes) bool {
+			return a.Resource == "persistentvolumes" && a.Verb == "create"
+		}
+	}, "rights", []string{"causeway/causeway-controller", "create persistentvolumes"}},
+	"no controller": {func(c *fake.Cluster) { fake.Remove[*appsv1.Deployment](c, "") }, "workloads", []string{"controller is missing"}},
+	"a controller with 0 replicas": {func(c *fake.Cluster) {
+		fake.Get[*appsv1.Deployment](c, "causeway-controller").Spec.Replicas = new(int32)
+	}, "workloads", []string{"scaled to 0", "--replicas=2"}},
+	"no DaemonSet": {func(c *fake.Cluster) { fake.Remove[*appsv1.DaemonSet](c, "") }, "workloads", []string{"no DaemonSet"}},
+	"a node without a pod": {func(c *fake.Cluster) {
+		fake.Remove[*corev1.Pod](c, node1)
+		fake.Get[*appsv1.DaemonSet](c, "causeway-node").Status.CurrentNumberScheduled = 1
+	}, "workloads", []string{"1 of 2 pods exist"}},
+	"Pod Security": {func(c *fake.Cluster) {
+		fake.Remove[*corev1.Pod](c, node1)
+		c.Event("DaemonSet", fake.Namespace, "causeway-node", "FailedCreate",
+			`Error creating: pods "causeway-node-x" is forbidden: violates PodSecurity "baseline:latest": privileged`)
+	}, "admission", []string{"Pod Security", "label --overwrite namespace causeway"}},
+	"a webhook": {func(c *fake.Cluster) {
+		fake.Remove[*corev1.Pod](c, controller1)
+		c.Event("ReplicaSet", fake.Namespace, "causeway-controller-6d", "FailedCreate", `admission webhook "x" denied the request: no`)
+	}, "admission", []string{"admission policy", "denied"}},
+	"a crash loop": {func(c *fake.Cluster) {
+		p := fake.Get[*corev1.Pod](c, node1)
+		waiting(p, "CrashLoopBackOff", "back-off")
+		p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 2,
+			Message: "driver: flag provided but not defined: -no-such"}
+	}, "pods", []string{"exit code 2", "does not accept its command line"}},
+	"the kubelet elsewhere": {func(c *fake.Cluster) {
+		p := fake.Get[*corev1.Pod](c, node1)
+		p.Status.Phase = corev1.PodPending
+		c.Event("Pod", fake.Namespace, node1, "FailedMount", `MountVolume.SetUp failed for volume "registration" : hostPath type check failed: /var/lib/kubelet/plugins_registry is not a directory`)
+	}, "pods", []string{"kubelet's directory is elsewhere", "kubeletDir"}},
+	"no directory": {func(c *fake.Cluster) {
+		p := fake.Get[*corev1.Pod](c, node1)
+		p.Status.Phase = corev1.PodPending
+		c.Event("Pod", fake.Namespace, node1, "FailedMount", `hostPath type check failed: /var/lib/causeway is not a directory`)
+	}, "pods", []string{"a directory is missing", "/var/lib/causeway"}},
+	"no secret": {func(c *fake.Cluster) {
+		fake.Get[*corev1.Pod](c, node1).Status.Phase = corev1.PodPending
+		c.Event("Pod", fake.Namespace, node1, "FailedMount", `MountVolume.SetUp failed for volume "certs" : secret "causeway-nodes-tls" not found`)
+	}, "pods", []string{"a secret does not exist", "causeway-nodes-tls"}},
+	"no image": {func(c *fake.Cluster) {
+		waiting(fake.Get[*corev1.Pod](c, node1), "ImagePullBackOff", `Back-off pulling image "ghcr.io/x"`)
+	}, "pods", []string{"cannot pull an image", "ghcr.io/x"}},
+	"an unschedulable pod": {func(c *fake.Cluster) {
+		p := fake.Get[*corev1.Pod](c, controller2)
+		p.Status.Phase, p.Spec.NodeName = corev1.PodPending, ""
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes are available: Insufficient memory"}}
+	}, "pods", []string{"enough cpu or memory", "Insufficient memory"}},
+	"a lost root": {func(c *fake.Cluster) {
+		c.Answer(node1, "driver", "/readyz", 503, "the root /var/lib/causeway has no identity.json, but 2b1e was served here: is its disk mounted?")
+	}, "driver-ready", []string{"root is lost", "--lost-roots", "on node-1"}},
+	"a foreign root": {func(c *fake.Cluster) {
+		c.Answer(node1, "driver", "/readyz", 503, `the root /var/lib/causeway belongs to node "node-9"`)
+	}, "driver-ready", []string{"root is foreign", "node-9"}},
+	"a missing root": {func(c *fake.Cluster) {
+		c.Answer(node1, "driver", "/readyz", 503, `stat /var/lib/causeway: no such file or directory: the root must exist`)
+	}, "driver-ready", []string{"--root is missing"}},
+	"a stalled disk": {func(c *fake.Cluster) {
+		c.Answer(node1, "driver", "/readyz", 503, `the root /var/lib/causeway has not answered for 5s`)
+	}, "driver-ready", []string{"stalls"}},
+	"a socket without rights": {func(c *fake.Cluster) {
+		c.Answer(controller1, "sidecars", "/readyz", 503, "Cannot open the driver's socket /csi/csi.sock: permission denied")
+	}, "sidecars-ready", []string{"may not open the driver's socket"}},
+	"a registrar without a directory": {func(c *fake.Cluster) {
+		c.Answer(node1, "sidecars", "/readyz", 503, "node-driver-registrar: Cannot register the driver: /registration: no such file or directory")
+		fake.Get[*storagev1.CSINode](c, "node-1").Spec.Drivers = nil
+	}, "sidecars-ready", []string{"not registered", "/registration"}},
+	"two versions": {func(c *fake.Cluster) {
+		fake.Get[*corev1.Pod](c, node1).Spec.Containers[0].Image = "ghcr.io/causeway-csi/driver:v0.9.0"
+	}, "versions", []string{"v0.9.0: causeway-node-1"}},
+	"a dead node": {func(c *fake.Cluster) {
+		n := fake.Get[*corev1.Node](c, "node-1")
+		n.Status.Conditions[0].Status, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "Kubelet stopped posting node status."
+		n.Spec.Taints = []corev1.Taint{{Key: "node.kubernetes.io/unreachable", Effect: corev1.TaintEffectNoExecute}}
+	}, "nodes", []string{"Node/node-1", "stopped posting", "unreachable"}},
+	"a node that is gone": {func(c *fake.Cluster) { fake.Remove[*corev1.Node](c, "node-1") }, "nodes", []string{"no longer in the cluster"}},
+	"no registration": {func(c *fake.Cluster) { fake.Get[*storagev1.CSINode](c, "node-2").Spec.Drivers = nil }, "registration",
+		[]string{"Node/node-2", "does not know the driver"}},
+	"a volume on a node that is gone": {func(c *fake.Cluster) {
+		volume(c, "pv-1").Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0] = "node-9"
+	}, "forgotten-volumes", []string{"Node/node-9", "pv-1"}},
+	"a wrong clock": {func(c *fake.Cluster) {
+		for _, pod := range []string{node1, controller1} {
+			a := c.Pods.Answers[pod+":9809/readyz"]
+			a.Ahead = -5 * time.Minute
+			c.Pods.Answers[pod+":9809/readyz"] = a
+		}
+	}, "clocks", []string{"Node/node-1", "-5m0s"}},
+	"unreadable records": {func(c *fake.Cluster) { c.Metric(node1, "causeway_unreadable_records 2") }, "storage-metrics",
+		[]string{"cannot be read", "causeway_unreadable_records 2"}},
+	"stalled copies": {func(c *fake.Cluster) { c.Metric(node1, "causeway_stalled_copies 1") }, "storage-metrics", []string{"copies hang"}},
+	"helpers exhausted": {func(c *fake.Cluster) { c.Metric(node1, `causeway_helpers{pool="freeze"} 64`) }, "storage-metrics",
+		[]string{"HelpersExhausted", `pool="freeze"`}},
+	"a panic": {func(c *fake.Cluster) { c.Metric(node1, "causeway_background_panics_total 1") }, "storage-metrics", []string{"panicked"}},
+	"a job that waits": {func(c *fake.Cluster) { c.Metric(node1, `causeway_slot_wait_seconds{resource="copy"} 700`) }, "storage-metrics",
+		[]string{"wait for a slot", "700 s"}},
+	"trash that stays": {func(c *fake.Cluster) {
+		c.Metric(node1, "causeway_trash_entries 1")
+		c.Metric(node1, "causeway_trash_errors_total 7")
+	}, "storage-metrics", []string{"TrashStuck"}},
+	"a full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 1e+08") }, "storage-space", []string{"StorageAlmostFull"}},
+	"an almost full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 7e+08") }, "storage-space",
+		[]string{"less than a tenth"}},
+	"no inodes": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_available_bytes 0") }, "storage-space", []string{"StorageInodesExhausted"}},
+	"a share that is away": {func(c *fake.Cluster) {
+		c.Metric(controller1, `causeway_share_up{source="//server/share"} 0`)
+	}, "shares", []string{"//server/share", "cannot use the share"}},
+	"a sick volume": {func(c *fake.Cluster) {
+		c.Answer(controller1, "sidecars", "/metrics", 200, `csi_sidecars_volume_health_abnormal{driver_name="x",namespace="default",persistentvolumeclaim="c1",status="Degraded"} 1
+`)
+		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeConditionAbnormal", "SizeNotEnforced: quotas are off")
+	}, "volume-health", []string{"default/c1", "Degraded", "quotas are off"}},
+	"a silent node": {func(c *fake.Cluster) {
+		c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
+		c.Answer(controller1, "driver", "/readyz", 200, "ok: 1 of 2 nodes answer\nnode-2 (10.0.0.2:9810): connection refused")
+	}, "router", []string{"does not reach a node", "node-2 (10.0.0.2:9810)"}},
+	"an expired certificate": {func(c *fake.Cluster) {
+		c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
+		c.Answer(controller1, "driver", "/readyz", 200, "ok: 0 of 2 nodes answer\n10.0.0.2:9810: refused our certificate: remote error: tls: expired certificate")
+	}, "router", []string{"do not belong together"}},
+	"a node twice": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_peers{state="twice"} 2`) }, "router",
+		[]string{"several addresses"}},
+	"no DNS": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_discovery_up 0`) }, "router", []string{"look up"}},
+	"a certificate at its end": {func(c *fake.Cluster) {
+		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds 1000")
+	}, "certificates", []string{"has expired", "1970"}},
+	"a certificate near its end": {func(c *fake.Cluster) {
+		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+
+			resource.NewQuantity(time.Now().Add(80*time.Hour).Unix(), resource.DecimalSI).AsDec().String())
+	}, "certificates", []string{"expires in 3 days"}},
+	"no lease": {func(c *fake.Cluster) {
+		fake.Remove[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
+	}, "leaders", []string{"no leader", "does not exist"}},
+	"an old lease": {func(c *fake.Cluster) {
+		old := metav1.NewMicroTime(time.Now().Add(-3 * time.Minute))
+		fake.Get[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev").Spec.RenewTime = &old
+	}, "leaders", []string{"no leader", "last renewed"}},
+	"two leaders": {func(c *fake.Cluster) {
+		c.Answer(controller2, "sidecars", "/metrics", 200, "csi_sidecars_controller_up{controller=\"provisioner\"} 1\n")
+	}, "leaders", []string{controller1 + ", " + controller2}},
+	"two installations": {func(c *fake.Cluster) {
+		other := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
+		other.Namespace = "other"
+		c.Add(other)
+	}, "one-installation", []string{"causeway and other"}},
+	"no capacity": {func(c *fake.Cluster) { fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2") }, "capacity",
+		[]string{"Node/node-2", "not published"}},
+	"a wrong parameter": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = unknown parameter "knid"`)
+	}, "claims", []string{"a parameter", `"knid"`}},
+	"no room": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = ResourceExhausted desc = 5 bytes`)
+	}, "claims", []string{"has room"}},
+	"a wrong password": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		pendingPod(c, "c1")
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pv-1" : rpc error: code = Unauthenticated desc = logon failure`)
+	}, "pods-with-volumes", []string{"rejects the credentials"}},
+	"a mapping conflict": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		pendingPod(c, "c1")
+		c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = FailedPrecondition desc = multiple connections to a server (1219)`)
+	}, "pods-with-volumes", []string{"as another user"}},
+	"a delete that fails": {func(c *fake.Cluster) {
+		volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
+		c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
+	}, "deletes", []string{"cannot be deleted", "is away"}},
+	"a snapshot that fails": {func(c *fake.Cluster) {
+		c.Custom = append(c.Custom, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1",
+			"kind": "VolumeSnapshotContent", "metadata": map[string]any{"name": "s1"}, "spec": map[string]any{"driver": fake.Driver},
+			"status": map[string]any{"error": map[string]any{"message": "rpc error: code = FailedPrecondition desc = cannot copy it at a point in time"}}}})
+	}, "snapshots", []string{"VolumeSnapshotContent/s1", "cannot be made"}},
+	"an expansion that fails": {func(c *fake.Cluster) {
+		claim := claim(c, "c1", corev1.ClaimBound)
+		claim.Spec.VolumeName = volume(c, "pv-1").Name
+		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")}
+		claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeResizeFailed", "rpc error: code = OutOfRange desc = no space left on device")
+	}, "expansions", []string{"from 1Gi to 2Gi"}},
+}
+
+func TestEachFaultIsNamed(t *testing.T) {
+	checks := map[string]bool{}
+	for name, tc := range faults {
+		t.Run(name, func(t *testing.T) {
+			c := fake.Healthy()
+			tc.inject(c)
+			r := examine(t, c)
+			i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Check == tc.check })
+			if i < 0 || r.Code() != CodeFindings {
+				t.Fatalf("%s finds nothing: %+v", tc.check, r)
+			}
+			f := r.Findings[i]
+			all := strings.Join([]string{f.Object, f.Cause, f.Evidence, f.Remedy}, "\n")
+			for _, w := range tc.words {
+				if !strings.Contains(all, w) {
+					t.Errorf("%q is not in %+v", w, f)
+				}
+			}
+			for _, f := range r.Findings {
+				if f.Cause == "" || f.Evidence == "" || f.Remedy == "" || f.Object == "" || f.Page == "" || f.Severity == "" {
+					t.Errorf("a part is missing: %+v", f)
+				}
+			}
+		})
+		checks[tc.check] = true
+	}
+	for _, c := range Checks() {
+		if !checks[c.Name] {
+			t.Errorf("no fault is injected for the check %s", c.Name)
+		}
+	}
+}
+
+// Events stay for an hour. One about a claim that is bound by now is no finding, and neither is a
+// claim that waits for its first pod.
+func TestWhatIsOverIsNoFinding(t *testing.T) {
+	c := fake.Healthy()
+	claim(c, "bound", corev1.ClaimBound)
+	claim(c, "waits", corev1.ClaimPending)
+	claim(c, "old", corev1.ClaimPending)
+	c.Event("PersistentVolumeClaim", "default", "bound", "ProvisioningFailed", "rpc error: code = Unavailable desc = x")
+	c.Event("PersistentVolumeClaim", "default", "old", "ProvisioningFailed", "rpc error: code = Unavailable desc = x")
+	e := fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-1))
+	e.LastTimestamp = fake.Ago(time.Hour)
+	c.Event("DaemonSet", fake.Namespace, "causeway-node", "FailedCreate", "violates PodSecurity")
+	young := fake.Get[*corev1.Pod](c, node1)
+	young.CreationTimestamp = fake.Ago(time.Second)
+	fake.Get[*storagev1.CSINode](c, "node-1").Spec.Drivers = nil
+	if r := examine(t, c); len(r.Findings) > 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+func itoa(n int) string { return resource.NewQuantity(int64(n), resource.DecimalSI).String() }
+
+func TestWhatCannotBeReadIsNotChecked(t *testing.T) {
+	for what, check := range map[string]string{"nodes": "nodes", "csidrivers": "csidriver", "persistentvolumeclaims": "claims",
+		"leases": "leaders", "csinodes": "registration", "events": "pods", "storageclasses": "storage-classes",
+		"csistoragecapacities": "capacity", "volumesnapshotcontents": "snapshots", "pods": "workloads"} {
+		c := fake.Healthy()
+		c.Refuse[what] = errors.New("forbidden: no right")
+		r := examine(t, c)
+		i := slices.IndexFunc(r.NotChecked, func(n NotChecked) bool { return n.Check == check })
+		if i < 0 || !strings.Contains(r.NotChecked[i].Reason, "forbidden") || r.Code() != CodeNotChecked || len(r.Findings) > 0 {
+			t.Errorf("%s: %+v", what, r)
+		}
+	}
+	c := fake.Healthy()
+	delete(c.Pods.Answers, node1+":9809/metrics")
+	if r := examine(t, c); len(r.Findings) > 0 || len(r.NotChecked) != 1 || !strings.Contains(r.NotChecked[0].Reason, node1) ||
+		r.Code() != CodeNotChecked {
+		t.Errorf("a pod without an answer: %+v", r)
+	}
+}
+
+func TestOutputs(t *testing.T) {
+	r := Report{Checks: 2, Findings: []Finding{{Check: "c", Severity: Error, Object: "Node/x\x1b[2J", Cause: "cause", Evidence: "a\nb\x07",
+		Remedy: "remedy", Page: "page"}}, NotChecked: []NotChecked{{"d", "no right"}}}
+	var text, data bytes.Buffer
+	if err := errors.Join(r.Text(&text), r.JSON(&data)); err != nil {
+		t.Fatal(err)
+	}
+	want := "error: c: \"Node/x\\x1b[2J\"\n  cause:    cause\n  evidence: a\n            \"b\\a\"\n  remedy:   remedy\n  page:     page\n\n" +
+		"not checked: d: no right\n2 checks, 1 findings, 1 not checked\n"
+	if text.String() != want {
+		t.Errorf("got\n%s, want\n%s", text.String(), want)
+	}
+	var back Report
+	if err := json.Unmarshal(data.Bytes(), &back); err != nil || back.Findings[0] != r.Findings[0] {
+		t.Errorf("%v: %s", err, data.String())
+	}
+}
+
+// TestPagesExist compares every page of a finding with the headings of the documentation.
+func TestPagesExist(t *testing.T) {
+	pages := map[string]bool{}
+	for _, p := range []string{pageNotReady, pageNoStart, pageSidecars, pageRouter, pageStorage, pageVolume, pagePending, pagePodStart,
+		pageSnapshot, pageDelete, pageAnyCall, pageInstall, pageDirectory, pageCRDs, pageSteps, pageObjects, pageRequires, pageCerts,
+		pageRotation, pageFailures, pageReplace, pageLeaders} {
+		pages[p] = true
+	}
+	for _, list := range [][]message{driverMessages, sidecarMessages, podMessages, callMessages, certificateMessages} {
+		for _, m := range list {
+			pages[m.page] = true
+		}
+	}
+	for _, l := range limits {
+		pages[l.page] = true
+	}
+	for _, tc := range faults {
+		c := fake.Healthy()
+		tc.inject(c)
+		for _, f := range examine(t, c).Findings {
+			pages[f.Page] = true
+		}
+	}
+	for p := range pages {
+		file, anchor, _ := strings.Cut(p, "#")
+		data, err := os.ReadFile(filepath.Join(fake.Root(), file))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		found := anchor == ""
+		for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(data), -1) {
+			found = found || slug(m[1]) == anchor
+		}
+		if !found {
+			t.Errorf("%s has no heading #%s", file, anchor)
+		}
+	}
+}
+
+// slug returns the anchor of a heading, as GitHub makes it.
+func slug(heading string) string {
+	keep := func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r == '-' || r == '_' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9':
+			return r
+		}
+		return -1
+	}
+	return strings.Map(keep, strings.ToLower(heading))
+}
+
+// TestDriversMessagesAreThoseOfThePage compares the table of /readyz on the page with the messages.
+func TestDriversMessagesAreThoseOfThePage(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(fake.Root(), troubleshooting))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## The driver is not ready")
+	section, _, _ = strings.Cut(section, "\n## ")
+	rows := regexp.MustCompile("(?m)^\\| `([^`]+)`").FindAllStringSubmatch(section, -1)
+	if len(rows) < 10 {
+		t.Fatalf("the page has %d messages", len(rows))
+	}
+	for _, row := range rows {
+		if _, ok := explain(strings.ReplaceAll(row[1], "…", "2b1e"), driverMessages); !ok {
+			t.Errorf("doctor does not know %q", row[1])
+		}
+	}
+}

@@ -1,0 +1,151 @@
+package doctor
+
+import "regexp"
+
+// Pages of the documentation.
+const (
+	troubleshooting = "docs/how-to/troubleshooting.md"
+	pageNotReady    = troubleshooting + "#the-driver-is-not-ready"
+	pageNoStart     = troubleshooting + "#the-driver-does-not-start"
+	pageSidecars    = troubleshooting + "#the-sidecars-are-not-ready"
+	pageRouter      = troubleshooting + "#errors-of-the-router"
+	pageStorage     = troubleshooting + "#conditions-of-the-storage"
+	pageVolume      = troubleshooting + "#conditions-of-a-volume"
+	pagePending     = troubleshooting + "#a-claim-stays-pending"
+	pagePodStart    = troubleshooting + "#a-pod-does-not-start"
+	pageSnapshot    = troubleshooting + "#a-snapshot-or-a-clone-fails"
+	pageDelete      = troubleshooting + "#a-volume-or-a-snapshot-is-not-deleted"
+	pageAnyCall     = troubleshooting + "#errors-of-any-call"
+	pageInstall     = "docs/how-to/install.md#5-check-the-installation"
+	pageDirectory   = "docs/how-to/install.md#1-the-nodes-directory"
+	pageCRDs        = "docs/how-to/install.md#2-the-crds-of-snapshots"
+	pageSteps       = "docs/how-to/install.md#4-install"
+	pageObjects     = "docs/how-to/install.md#objects"
+	pageRequires    = "docs/how-to/install.md#requirements"
+	pageCerts       = "docs/how-to/certificates.md#errors-of-certificates"
+	pageRotation    = "docs/how-to/certificates.md#rotation"
+	pageFailures    = "docs/how-to/node-failures.md"
+	pageReplace     = "docs/how-to/replace-a-node.md"
+	pageMetrics     = "docs/how-to/alerts.md"
+	pageLeaders     = "docs/explanation/csi-sidecars.md"
+	pageSMB         = "docs/how-to/smb.md"
+)
+
+// message is a known message of the driver, a sidecar, the kubelet or the API server.
+type message struct {
+	match               *regexp.Regexp
+	cause, remedy, page string
+}
+
+func known(pattern, cause, remedy, page string) message {
+	return message{regexp.MustCompile(pattern), cause, remedy, page}
+}
+
+// driverMessages are the reasons of /readyz and the last words of a driver that ended. The first
+// match counts.
+var driverMessages = []message{
+	known(`the root must exist`, "the directory --root is missing on the node",
+		"mount the disk of the node, or make the directory", pageNotReady),
+	known(`is empty and no root was served here before`, "the root is empty, and is perhaps the mount point of an absent disk",
+		"mount the disk; if the root is new, start the driver with --init-root", pageNotReady),
+	known(`has no identity\.json, but .* was served here`, "the root is lost: it is empty and was not, most likely because its disk is not mounted",
+		"mount the disk; if the disk is lost for good, name its UUID in --lost-roots (hostpath.lostRoots)", pageNotReady),
+	known(`but .* was served here: is the right disk mounted`, "the root is that of another disk", "mount the right disk",
+		pageNotReady),
+	known(`--lost-roots lists as lost`, "a disk that was given up is back",
+		"to serve this disk, replace its UUID in --lost-roots by that of the other disk", pageNotReady),
+	known(`belongs to node`, "the root is foreign: the disk comes from another node, or the node was renamed",
+		"return the disk to its node, or give the node its old name", pageNotReady),
+	known(`has no identity\.json and is not empty`, "the root has the files of another program",
+		"give the driver an empty directory", pageNotReady),
+	known(`unexpected file type`, "another type of file is at a path of the driver in the root",
+		"move it away, and restore the original", pageNotReady),
+	known(`another process serves it`, "another driver runs on this root", "wait for its end, or end it", pageNotReady),
+	known(`another process serves this endpoint`, "another driver runs on this node", "end the other driver", pageNoStart),
+	known(`is not writable|read-only file system`, "the root is read-only, often after an error of the disk",
+		"see dmesg on the node, and repair the disk", pageNotReady),
+	known(`has not answered for`, "the disk of the root stalls", "see dmesg on the node, and repair the disk or its connection",
+		pageNotReady),
+	known(`is another directory than at the start`, "the disk of the root was unmounted, or another was mounted over it",
+		"restart the driver of the node", pageNotReady),
+	known(`mounting needs CAP_SYS_ADMIN`, "the driver is not root in a privileged container", "run it privileged", pageNoStart),
+	known(`Linux 5\.8 or newer is needed`, "the kernel of the node is too old", "upgrade the kernel", pageNoStart),
+	known(`--kubelet-dir: .*no such file`, "the kubelet's directory is elsewhere, or is not mounted into the container",
+		"set kubeletDir to the kubelet's --root-dir", pageNoStart),
+	known(`--state-dir:|read the staging records`, "the state directory cannot be made or written",
+		"repair the disk of the kubelet's directory", pageNoStart),
+	known(`flag provided but not defined|invalid value|has no effect with|invalid --|is not a flag`,
+		"the driver does not accept its command line", "correct extraArgs, or run images of the chart's release", pageInstall),
+}
+
+// sidecarMessages are those of csi-sidecars and csi-sidecars-node.
+var sidecarMessages = []message{
+	known(`permission denied`, "the sidecar may not open the driver's socket", "correct the user of the pod's containers: the message has the path, its owner and its mode", pageSidecars),
+	known(`[Cc]annot register the driver|registration`, "the driver is not registered with the kubelet: the registration directory is missing or read-only, or the kubelet refused the driver",
+		"the message names the directory; if the kubelet's root is elsewhere, set kubeletDir", pageSidecars),
+	known(`forbidden|cannot (list|watch|get|create|patch|update)`, "the ServiceAccount lacks a right",
+		"apply the roles of the chart again", pageObjects),
+	known(`socket|connect`, "the driver's socket does not exist or does not answer", "see the log of the container driver in this pod", pageSidecars),
+}
+
+// podMessages are those of the kubelet and of the API server about a pod of the driver.
+var podMessages = []message{
+	known(`violates PodSecurity|PodSecurity|hostprocess containers are not allowed`, "Pod Security rejects the pods: the namespace does not permit privileged pods",
+		"kubectl label --overwrite namespace NAMESPACE pod-security.kubernetes.io/enforce=privileged", pageSteps),
+	known(`insufficient quota to match these scopes`, "the cluster permits the priority class in some namespaces only",
+		"set resourceQuota.create", pageInstall),
+	known(`ErrImagePull|ImagePullBackOff|ErrImageNeverPull|InvalidImageName|Failed to pull image`, "the node cannot pull an image",
+		"push or load the images, and correct images.registry and images.tag", pageInstall),
+	known(`secret "[^"]*" not found`, "a secret does not exist, mostly that of the certificates",
+		"make the certificates", "docs/how-to/install.md#3-the-certificates"),
+	known(`configmap "[^"]*" not found`, "a ConfigMap of the installation does not exist", "apply the chart again", pageObjects),
+	known(`references non-existent secret key|couldn't find key`, "a secret lacks a key",
+		"make the secret again, with ca.crt, tls.crt and tls.key", pageCerts),
+	known(`hostPath type check failed: \S*plugins_registry|hostPath type check failed: \S*kubelet`, "the kubelet's directory is elsewhere on this node",
+		"set kubeletDir to the kubelet's --root-dir", pageNoStart),
+	known(`hostPath type check failed`, "a directory is missing on the node", "mkdir -p the path in the message on that node", pageDirectory),
+	known(`Insufficient (cpu|memory)`, "no node has enough cpu or memory for the pod", "free resources of the node", pageInstall),
+	known(`denied the request|admission webhook|ValidatingAdmissionPolicy`, "an admission policy rejects the pods",
+		"permit the pods of the namespace in that policy", "docs/how-to/install.md#privileges"),
+	known(`forbidden`, "the API server rejects the pods", "see the message", "docs/how-to/install.md#privileges"),
+}
+
+// callMessages are errors of calls, in events of claims, pods and contents.
+var callMessages = []message{
+	known(`not all nodes answer|does not answer|none of the \d+ nodes|the nodes are not known yet|several addresses report|no node answers|no node has answered`,
+		"a node that the call needs is away", "bring the node back; if it is gone for good, name it in hostpath.forgottenNodes", pageRouter),
+	known(`refused our certificate|wrong CA|has expired|it refused us|is not valid before`, "the certificates of router and node do not match",
+		"replace the certificates", pageCerts),
+	known(`is unusable: damaged record`, "the record of the volume or snapshot is damaged", "see RecordUnreadable", pageVolume),
+	known(`no credentials for`, "the chart does not list the share of the class", "add it to smb.shares, with the server spelled as in the class", pagePending),
+	known(`code = Unauthenticated|code = PermissionDenied|NT_STATUS_LOGON_FAILURE|NT_STATUS_ACCESS_DENIED`, "the SMB server rejects the credentials",
+		"correct the Secret of the share, or the rights on the server", pagePodStart),
+	known(`multiple connections to a server|1219`, "the node has a mapping of this server as another user",
+		"use one user for each server", troubleshooting+"#windows-nodes"),
+	known(`the server does not answer|connection refused|no such host`, "the SMB server is away, or its name is wrong",
+		"repair the server, the name or the network", pagePending),
+	known(`the kernel cannot mount SMB shares`, "the module cifs is missing on the node", "modprobe cifs on the node", pagePodStart),
+	known(`too many helper processes`, "all helper processes of the node hang", "end the pods of the volumes with CopyStalled or FilesystemStalled", pageAnyCall),
+	known(`too many open files|cannot allocate memory`, "the driver has too few files or too little memory", "raise the limit", pageAnyCall),
+	known(`(unknown|invalid|unexpected) parameter|code = InvalidArgument`, "a parameter, the filesystem or the access mode of the claim or its class is not possible",
+		"correct the class: the message names the value", pagePending),
+	known(`code = ResourceExhausted|code = OutOfRange|no space left`, "no node that the pod can run on has room", "free space, or permit other nodes", pagePending),
+	known(`is being copied|code = Aborted`, "another call for the same volume is running for long", "wait; if it stays, see the page", pageSnapshot),
+	known(`code = FailedPrecondition`, "the state of the volume does not permit the call", "see the message on the page", pagePodStart),
+	known(`code = NotFound`, "the volume does not exist on its node: its disk was lost or replaced", "see the page", pageReplace),
+	known(`code = DataLoss`, "data of the volume is lost", "restore it from a backup", pageVolume),
+	known(`not found in the list of registered CSI drivers`, "the driver is not registered on the node of the pod", "see the pod of the driver on that node", pageSidecars),
+	known(`FailedScheduling|did not have enough free storage|node\(s\)`, "no node has room for the volume, or none of its nodes can run the pod",
+		"free space, or permit other nodes", pagePending),
+	known(`code = (Unavailable|DeadlineExceeded|Internal|Unknown)`, "the driver cannot serve the call now", "see the log of the driver", pageAnyCall),
+}
+
+// explain returns the first known message in a text.
+func explain(text string, all []message) (message, bool) {
+	for _, m := range all {
+		if m.match.MatchString(text) {
+			return m, true
+		}
+	}
+	return message{}, false
+}

@@ -1,0 +1,152 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+)
+
+func storageChecks() []Check {
+	lists := []cluster.Source{cluster.PodList}
+	return []Check{
+		{"storage-metrics", lists, storageMetrics},
+		{"storage-space", lists, storageSpace},
+		{"shares", lists, shares},
+		{"volume-health", lists, volumeHealth},
+	}
+}
+
+// limit is a metric whose value is a fault above a limit.
+type limit struct {
+	metric                    string
+	above                     float64
+	severity                  Severity
+	cause, remedy, page, unit string
+}
+
+var limits = []limit{
+	{"causeway_unreadable_records", 0, Error, "records of volumes, snapshots or groups cannot be read: the driver " +
+		"leaves these alone",
+		"see RecordUnreadable: the log of the driver names the files", pageVolume, ""},
+	{"causeway_stalled_copies", 0, Error, "copies hang in the kernel: a process in a pod holds the lock of a file",
+		"end the pods that use the volumes with CopyStalled", pageVolume, ""},
+	{"causeway_helpers", 32, Error, "helper processes of a pool hang, and calls fail when there are none left " +
+		"(HelpersExhausted)",
+		"end the pods of the volumes with FilesystemStalled or CopyStalled", pageStorage, ""},
+	{"causeway_slot_wait_seconds", 600, Warning, "copies or formats wait for a slot for more than ten minutes",
+		"see which jobs hold the slots: causeway_slots_used", "docs/reference/metrics.md#the-driver", " s"},
+	{"causeway_background_panics_total", 0, Warning, "a background task of the driver panicked and was restarted: " +
+		"a defect",
+		"report it with the stack in the log of the driver", pageStorage, ""},
+}
+
+// storageMetrics compares the metrics of drivers with their limits.
+func storageMetrics(v *cluster.View) (all []Finding) {
+	for _, d := range v.Drivers {
+		for _, p := range d.Pods() {
+			for _, l := range limits {
+				for _, s := range p.DriverMetrics.Samples(l.metric) {
+					if s.Value > l.above {
+						all = append(all, Finding{Severity: l.severity, Object: p.Object() + nodeOf(p), Cause: l.cause,
+							Evidence: l.metric + " " + s.String() + l.unit, Remedy: l.remedy, Page: l.page})
+					}
+				}
+			}
+			all = append(all, trash(p)...)
+		}
+	}
+	return all
+}
+
+// trash finds deleted objects that cannot be removed.
+func trash(p *cluster.Pod) []Finding {
+	entries, _ := p.DriverMetrics.Value("causeway_trash_entries")
+	errors, _ := p.DriverMetrics.Value("causeway_trash_errors_total")
+	if entries == 0 || errors == 0 {
+		return nil
+	}
+	return []Finding{{Severity: Warning, Object: p.Object() + nodeOf(p),
+		Cause:    "deleted volumes cannot be removed, so their space is not free (TrashStuck)",
+		Evidence: fmt.Sprintf("causeway_trash_entries %g, causeway_trash_errors_total %g", entries, errors),
+		Remedy:   "on the node: lsattr -R <root>/trash, and look for mounts inside", Page: pageStorage}}
+}
+
+// storageSpace finds roots without space or inodes.
+func storageSpace(v *cluster.View) (all []Finding) {
+	for _, d := range v.Drivers {
+		for _, p := range d.Pods() {
+			size, ok := p.DriverMetrics.Value("causeway_storage_size_bytes")
+			free, _ := p.DriverMetrics.Value("causeway_storage_free_bytes")
+			available, _ := p.DriverMetrics.Value("causeway_storage_available_bytes")
+			promised, _ := p.DriverMetrics.Value("causeway_promised_bytes")
+			if !ok || size == 0 {
+				continue
+			}
+			f := Finding{Severity: Warning, Object: p.Object() + nodeOf(p), Page: pageStorage,
+				Evidence: fmt.Sprintf("size %.0f, free %.0f, available %.0f, promised %.0f bytes", size, free,
+					available, promised)}
+			switch {
+			case free < size/20:
+				f.Severity = Error
+				f.Cause = "the disk of the root is almost full (StorageAlmostFull): writes to volumes will fail"
+				f.Remedy = "make the disk larger, or delete snapshots and volumes"
+			case free < size/10:
+				f.Cause = "less than a tenth of the disk of the root is free"
+				f.Remedy = "make the disk larger, or delete snapshots and volumes"
+			case available == 0 && promised < size-size/20:
+				f.Severity = Error
+				f.Cause = "the root takes no new volumes although space is free: its inodes are used up " +
+					"(StorageInodesExhausted)"
+				f.Remedy = "see df -i on the node; delete files in volumes, or volumes and snapshots"
+			default:
+				continue
+			}
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// shares finds shares that the controller cannot use.
+func shares(v *cluster.View) (all []Finding) {
+	for _, d := range v.Drivers {
+		for _, p := range d.ControllerPods() {
+			for _, s := range p.DriverMetrics.Samples("causeway_share_up") {
+				if s.Value != 1 {
+					all = append(all, Finding{Severity: Error, Object: "share " + s.Labels["source"],
+						Cause:    "the controller cannot use the share: its server is away, or rejects the credentials",
+						Evidence: p.Name + ": causeway_share_up " + s.String(),
+						Remedy: "kubectl -n " + p.Namespace + " logs " + p.Name +
+							" -c driver has the error; then repair the server, the network or the Secret",
+						Page: pageSMB + "#when-the-server-is-away"})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// volumeHealth reports the claims that the health monitor found in its last round.
+func volumeHealth(v *cluster.View) (all []Finding) {
+	for _, d := range v.Drivers {
+		for _, p := range d.ControllerPods() {
+			for _, s := range p.SidecarsMetrics.Samples("csi_sidecars_volume_health_abnormal") {
+				namespace, claim := s.Labels["namespace"], s.Labels["persistentvolumeclaim"]
+				evidence := []string{"status " + s.Labels["status"]}
+				for _, e := range v.EventsOf("PersistentVolumeClaim", namespace, claim) {
+					if e.Reason == "VolumeConditionAbnormal" {
+						evidence = append(evidence, cluster.EventTime(e).UTC().Format(time.RFC3339)+" "+e.Message)
+						break
+					}
+				}
+				all = append(all, Finding{Severity: Error, Object: "PersistentVolumeClaim/" + namespace + "/" + claim,
+					Cause:    "the volume is not healthy",
+					Evidence: strings.Join(evidence, "\n"),
+					Remedy:   "see the reason in the event on the page", Page: pageVolume})
+			}
+		}
+	}
+	return all
+}

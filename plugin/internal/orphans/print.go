@@ -1,0 +1,56 @@
+package orphans
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/causeway-csi/causeway/plugin/internal/safe"
+)
+
+// JSON writes the report as JSON.
+func (r Report) JSON(out io.Writer) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// Text writes the report as text: a line for each orphan, then the counts. Names come from nodes.
+func (r Report) Text(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	if len(r.Orphans) > 0 {
+		fmt.Fprintln(w, "WHAT\tID\tBYTES\tNODE\tCREATED\tSOURCE\tGROUP")
+	}
+	for _, o := range r.Orphans {
+		created := ""
+		if !o.Created.IsZero() {
+			created = o.Created.UTC().Format(time.RFC3339)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n", o.What, safe.Cell(o.ID), o.Size, safe.Cell(strings.Join(
+			o.Nodes, ",")),
+			safe.Cell(created), safe.Cell(o.Source), safe.Cell(o.Group))
+	}
+	for _, c := range []struct {
+		what string
+		Count
+	}{{"volumes", r.Volumes}, {"snapshots", r.Snapshots}, {"snapshots in groups", r.Members}} {
+		if c.NotJudged != "" {
+			fmt.Fprintf(w, "%s: %d held, %d named, the others NOT JUDGED: %s\n", c.what, c.Held, c.Named, c.NotJudged)
+			continue
+		}
+		fmt.Fprintf(w, "%s: %d held, %d named, %d orphans\n", c.what, c.Held, c.Named, c.Orphans)
+	}
+	if len(r.Pending) > 0 && len(r.Orphans) > 0 {
+		fmt.Fprintf(w, "%d claims are pending: a volume may be being made for each of them: run the command again "+
+			"later\n",
+			len(r.Pending))
+	}
+	for _, name := range r.Reservations {
+		fmt.Fprintf(w, "%s is left of an interrupted delete, and names its orphan: delete it, its policy is "+
+			"Retain\n", safe.Text(name))
+	}
+	return w.Flush()
+}

@@ -1,0 +1,383 @@
+// Package story collects all that is known about one volume: its objects and their events, its
+// node, and the answers of the driver and of its node.
+package story
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/causeway-csi/causeway/internal/inventory"
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+	"github.com/causeway-csi/causeway/plugin/internal/orphans"
+)
+
+// Story is all about a volume.
+type Story struct {
+	Claim   string             `json:"claim,omitempty"` // namespace/name
+	Volume  string             `json:"persistentVolume,omitempty"`
+	Driver  string             `json:"driver,omitempty"`
+	Handle  string             `json:"volumeHandle,omitempty"`
+	Node    string             `json:"node,omitempty"`
+	Objects []Object           `json:"objects"`
+	Events  []Event            `json:"events"` // the oldest first
+	Record  *inventory.Detail  `json:"controller,omitempty"`
+	Files   *Files             `json:"files,omitempty"`
+	Jobs    map[string]float64 `json:"jobs,omitempty"` // of the whole node
+	// NotRead are the parts that could not be read, with the reasons.
+	NotRead []string `json:"notRead"`
+}
+
+// Object is the state of an object.
+type Object struct {
+	Kind  string `json:"kind"`
+	Name  string `json:"name"`
+	State string `json:"state"`
+}
+
+// Event is an event of one of the objects.
+type Event struct {
+	Time    time.Time `json:"time"`
+	Object  string    `json:"object"`
+	Type    string    `json:"type"`
+	Reason  string    `json:"reason"`
+	Message string    `json:"message"`
+}
+
+// Files is the output of the command show of the driver on the node.
+type Files struct {
+	Node   string          `json:"node"`
+	Path   string          `json:"path,omitempty"`
+	Record json.RawMessage `json:"record,omitempty"`
+	Mounts []string        `json:"mounts"`
+	Errors []string        `json:"errors,omitempty"`
+}
+
+// teller collects a story.
+type teller struct {
+	client  cluster.Client
+	program string
+	story   *Story
+	claim   *corev1.PersistentVolumeClaim
+	volume  *corev1.PersistentVolume
+}
+
+// Of returns the story of a claim, or of the PersistentVolume pv/NAME. program is the path of the
+// driver in its image. Errors: those of the first object.
+func Of(ctx context.Context, c cluster.Client, namespace, name, program string) (*Story, error) {
+	t := &teller{client: c, program: program, story: &Story{Objects: []Object{}, Events: []Event{},
+		NotRead: []string{}}}
+	if err := t.first(ctx, namespace, name); err != nil {
+		return nil, err
+	}
+	t.objects(ctx)
+	if t.volume != nil {
+		t.driver(ctx)
+	}
+	slices.SortStableFunc(t.story.Events, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	return t.story, nil
+}
+
+// first reads the claim and its volume.
+func (t *teller) first(ctx context.Context, namespace, name string) (err error) {
+	core := t.client.Kube.CoreV1()
+	if pv, ok := strings.CutPrefix(name, "pv/"); ok {
+		if t.volume, err = core.PersistentVolumes().Get(ctx, pv, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		ref := t.volume.Spec.ClaimRef
+		if ref == nil {
+			return nil
+		}
+		claim, err := core.PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		if err != nil {
+			t.lack("claim", err)
+			return nil
+		}
+		t.claim = claim
+		return nil
+	}
+	if t.claim, err = core.PersistentVolumeClaims(namespace).Get(ctx, strings.TrimPrefix(name, "pvc/"),
+		metav1.GetOptions{}); err != nil {
+		return err
+	}
+	if t.claim.Spec.VolumeName == "" {
+		return nil
+	}
+	volume, err := core.PersistentVolumes().Get(ctx, t.claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		t.lack("PersistentVolume", err)
+		return nil
+	}
+	t.volume = volume
+	return nil
+}
+
+// lack notes a part that could not be read.
+func (t *teller) lack(what string, err error) {
+	if err != nil {
+		t.story.NotRead = append(t.story.NotRead, fmt.Sprintf("%s: %v", what, err))
+	}
+}
+
+// add adds an object with its events.
+func (t *teller) add(ctx context.Context, kind, namespace, name, state string) {
+	t.story.Objects = append(t.story.Objects, Object{kind, strings.TrimPrefix(namespace+"/"+name, "/"), state})
+	events, err := t.client.Kube.CoreV1().Events(namespace).List(ctx,
+		metav1.ListOptions{FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name})
+	if err != nil {
+		t.lack("events of "+kind+"/"+name, err)
+		return
+	}
+	for _, e := range events.Items {
+		if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name {
+			continue
+		}
+		t.story.Events = append(t.story.Events, Event{cluster.EventTime(e).UTC(), kind + "/" + name, e.Type,
+			e.Reason, e.Message})
+	}
+}
+
+// objects collects the objects around the volume.
+func (t *teller) objects(ctx context.Context) {
+	if c := t.claim; c != nil {
+		t.story.Claim = c.Namespace + "/" + c.Name
+		t.add(ctx, "PersistentVolumeClaim", c.Namespace, c.Name, claimState(c))
+		if c.Spec.StorageClassName != nil && *c.Spec.StorageClassName != "" {
+			t.class(ctx, *c.Spec.StorageClassName)
+		}
+		t.pods(ctx)
+	}
+	if v := t.volume; v != nil {
+		t.story.Volume = v.Name
+		t.add(ctx, "PersistentVolume", "", v.Name, fmt.Sprintf("%s, %s, policy %s", v.Status.Phase,
+			v.Spec.Capacity.Storage(), v.Spec.PersistentVolumeReclaimPolicy))
+		if v.Spec.CSI == nil {
+			t.lack("driver", errors.New("the volume is none of CSI"))
+		} else {
+			t.story.Driver, t.story.Handle = v.Spec.CSI.Driver, v.Spec.CSI.VolumeHandle
+			t.story.Node = strings.Join(cluster.NodesOf(v), ",")
+		}
+		t.attachments(ctx)
+	}
+	t.snapshots(ctx)
+}
+
+func claimState(c *corev1.PersistentVolumeClaim) string {
+	s := fmt.Sprintf("%s, wants %s, has %s", c.Status.Phase, c.Spec.Resources.Requests.Storage(),
+		c.Status.Capacity.Storage())
+	for _, one := range c.Status.Conditions {
+		s += fmt.Sprintf("; %s=%s %s", one.Type, one.Status, one.Message)
+	}
+	return s
+}
+
+func (t *teller) class(ctx context.Context, name string) {
+	class, err := t.client.Kube.StorageV1().StorageClasses().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		t.lack("StorageClass", err)
+		return
+	}
+	mode := "Immediate"
+	if class.VolumeBindingMode != nil {
+		mode = string(*class.VolumeBindingMode)
+	}
+	t.add(ctx, "StorageClass", "", name, fmt.Sprintf("%s, %s", class.Provisioner, mode))
+	if t.story.Driver == "" {
+		t.story.Driver = class.Provisioner
+	}
+}
+
+// pods adds the pods that use the claim.
+func (t *teller) pods(ctx context.Context) {
+	all, err := t.client.Kube.CoreV1().Pods(t.claim.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.lack("pods", err)
+		return
+	}
+	for _, p := range all.Items {
+		for _, v := range p.Spec.Volumes {
+			if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == t.claim.Name {
+				state := fmt.Sprintf("%s on %s", p.Status.Phase, p.Spec.NodeName)
+				if p.DeletionTimestamp != nil {
+					state += ", terminating since " + p.DeletionTimestamp.UTC().Format(time.RFC3339)
+				}
+				t.add(ctx, "Pod", p.Namespace, p.Name, state)
+				break
+			}
+		}
+	}
+}
+
+// attachments adds the VolumeAttachments of the volume.
+func (t *teller) attachments(ctx context.Context) {
+	all, err := t.client.Kube.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.lack("VolumeAttachments", err)
+		return
+	}
+	for _, a := range all.Items {
+		if a.Spec.Source.PersistentVolumeName != nil && *a.Spec.Source.PersistentVolumeName == t.volume.Name {
+			t.add(ctx, "VolumeAttachment", "", a.Name, fmt.Sprintf("to %s, attached %t", a.Spec.NodeName,
+				a.Status.Attached))
+		}
+	}
+}
+
+// snapshots adds the snapshots of the claim and the contents that name the volume.
+func (t *teller) snapshots(ctx context.Context) {
+	contents, err := t.client.Dynamic.Resource(cluster.Contents).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.lack("VolumeSnapshotContents", err)
+	} else if t.volume != nil && t.volume.Spec.CSI != nil {
+		for i := range contents.Items {
+			o := &contents.Items[i]
+			if source, _, _ := unstructured.NestedString(o.Object, "spec", "source",
+				"volumeHandle"); source == t.volume.Spec.CSI.VolumeHandle {
+				t.add(ctx, "VolumeSnapshotContent", "", o.GetName(), snapshotState(o))
+			}
+		}
+	}
+	if t.claim == nil {
+		return
+	}
+	snapshots, err := t.client.Dynamic.Resource(cluster.SnapshotVersion.WithResource("volumesnapshots")).Namespace(
+		t.claim.Namespace).
+		List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.lack("VolumeSnapshots", err)
+		return
+	}
+	for i := range snapshots.Items {
+		o := &snapshots.Items[i]
+		if source, _, _ := unstructured.NestedString(o.Object, "spec", "source",
+			"persistentVolumeClaimName"); source == t.claim.Name {
+			t.add(ctx, "VolumeSnapshot", o.GetNamespace(), o.GetName(), snapshotState(o))
+		}
+	}
+}
+
+func snapshotState(o *unstructured.Unstructured) string {
+	ready, _, _ := unstructured.NestedBool(o.Object, "status", "readyToUse")
+	state := fmt.Sprintf("ready %t", ready)
+	if text, _, _ := unstructured.NestedString(o.Object, "status", "error", "message"); text != "" {
+		state += ": " + text
+	}
+	return state
+}
+
+// driver asks the driver, in the pod of its controller and in the pod on the node.
+func (t *teller) driver(ctx context.Context) {
+	if t.story.Handle == "" {
+		return
+	}
+	found, err := cluster.Find(ctx, t.client, cluster.Selection{Driver: t.story.Driver})
+	if err != nil {
+		t.lack("driver", err)
+		return
+	}
+	d := found[0]
+	var out bytes.Buffer
+	if err := orphans.InController(ctx, t.client, d, []string{t.program, "list", "--volume=" + t.story.Handle},
+		&out); err != nil {
+		t.lack("record and health", err)
+	} else if err := json.Unmarshal(out.Bytes(), &t.story.Record); err != nil {
+		t.lack("record and health", err)
+	}
+	pod := t.podOfNode(d)
+	if pod == nil {
+		t.lack("path, mounts and jobs", fmt.Errorf("no pod of the driver runs on the node of the volume (%s)",
+			t.story.Node))
+		return
+	}
+	t.files(ctx, pod)
+	t.jobs(ctx, pod)
+}
+
+// podOfNode returns the running pod of the driver on the node of the volume, or for storage without
+// nodes on the node of the first pod that uses it.
+func (t *teller) podOfNode(d *cluster.Driver) *cluster.Pod {
+	node := t.story.Node
+	for _, o := range t.story.Objects {
+		if _, on, ok := strings.Cut(o.State, "Running on "); ok && o.Kind == "Pod" && node == "" {
+			node, _, _ = strings.Cut(on, ",")
+		}
+	}
+	for _, p := range d.NodePods() {
+		if p.Spec.NodeName == node && p.Status.Phase == corev1.PodRunning {
+			return p
+		}
+	}
+	return nil
+}
+
+// files runs the command show in the pod of the node.
+func (t *teller) files(ctx context.Context, p *cluster.Pod) {
+	digest := sha256.Sum256([]byte(t.story.Handle)) // in the kubelet's staging path
+	command := append([]string{t.program, "show", t.story.Handle, t.volume.Name + "," + hex.EncodeToString(
+		digest[:])}, arguments(p.Pod)...)
+	var out bytes.Buffer
+	if err := t.client.Pods.Exec(ctx, p.Pod, "driver", command, &out); err != nil {
+		t.lack("path and mounts", err)
+		return
+	}
+	if err := json.Unmarshal(out.Bytes(), &t.story.Files); err != nil {
+		t.lack("path and mounts", err)
+	}
+}
+
+// arguments returns the flags of the running driver, with the values of environment variables.
+func arguments(p *corev1.Pod) (args []string) {
+	for _, c := range p.Spec.Containers {
+		if c.Name != "driver" {
+			continue
+		}
+		var pairs []string
+		for _, e := range c.Env {
+			value := e.Value
+			if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {
+				value = map[string]string{"spec.nodeName": p.Spec.NodeName, "metadata.name": p.Name,
+					"metadata.namespace": p.Namespace, "status.podIP": p.Status.PodIP}[e.ValueFrom.FieldRef.FieldPath]
+			}
+			pairs = append(pairs, "$("+e.Name+")", value)
+		}
+		replace := strings.NewReplacer(pairs...)
+		for _, arg := range c.Args {
+			args = append(args, replace.Replace(arg))
+		}
+	}
+	return args
+}
+
+// jobs reads the metrics of jobs of the node.
+func (t *teller) jobs(ctx context.Context, p *cluster.Pod) {
+	m, err := cluster.MetricsOf(ctx, t.client, p.Pod)
+	if err != nil {
+		t.lack("jobs", err)
+		return
+	}
+	t.story.Jobs = map[string]float64{}
+	for _, name := range []string{"causeway_copies", "causeway_stalled_copies", "causeway_trash_entries"} {
+		if v, ok := m.Value(name); ok {
+			t.story.Jobs[name] = v
+		}
+	}
+	for _, name := range []string{"causeway_slots_used", "causeway_slot_waiters"} {
+		for _, s := range m.Samples(name) {
+			if s.Value > 0 {
+				t.story.Jobs[fmt.Sprintf("%s %s %s", name, s.Labels["resource"], s.Labels["kind"])] = s.Value
+			}
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package story
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/causeway-csi/causeway/plugin/internal/fake"
+)
+
+// withVolume is a cluster with a claim, its volume on node-2, a pod, a snapshot and its content.
+func withVolume() *fake.Cluster {
+	c := fake.Healthy()
+	class := "causeway-hostpath"
+	c.Add(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c1"},
+		Spec:   corev1.PersistentVolumeClaimSpec{StorageClassName: &class, VolumeName: "pv-1"},
+		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}},
+		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-1"}, Spec: corev1.PersistentVolumeSpec{
+			ClaimRef:               &corev1.ObjectReference{Namespace: "default", Name: "c1"},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: fake.Driver, VolumeHandle: "h1"}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: fake.Driver + "/node", Operator: corev1.NodeSelectorOpIn, Values: []string{"node-2"}}}}}}}},
+			Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "app"}, Spec: corev1.PodSpec{NodeName: "node-2",
+			Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c1"}}}}},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning}})
+	c.Event("Pod", "default", "app", "FailedMount", "it took\x1b[2J long")
+	c.Custom = []*unstructured.Unstructured{
+		{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": map[string]any{"namespace": "default", "name": "s1"},
+			"spec": map[string]any{"source": map[string]any{"persistentVolumeClaimName": "c1"}}, "status": map[string]any{"readyToUse": true}}},
+		{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent", "metadata": map[string]any{"name": "content-1"},
+			"spec": map[string]any{"source": map[string]any{"volumeHandle": "h1"}}}}}
+	c.Pods.OnExec = func(pod, _ string, command []string, out io.Writer) error {
+		answer := `{"driver":"x","volume":{"id":"h1","size":1048576},"snapshots":[],"health":[{"status":"DEGRADED","reason":"CopyStalled","message":"at a file"}]}`
+		if command[1] == "show" {
+			answer = `{"node":"node-2","path":"/var/lib/causeway/volumes/h1","record":{"version":1},"mounts":["36 1 0:1 / /x/pv-1/mount"]}`
+			if pod != "causeway-node-2" || command[2] != "h1" || !strings.HasPrefix(command[3], "pv-1,") || !strings.Contains(strings.Join(command, " "), "--node-id=node-2 ") {
+				return errors.New("wrong command: " + pod + strings.Join(command, " "))
+			}
+		}
+		_, err := io.WriteString(out, answer)
+		return err
+	}
+	return c
+}
+
+func TestTheWholeStory(t *testing.T) {
+	for _, name := range []string{"c1", "pvc/c1", "pv/pv-1"} {
+		s, err := Of(context.Background(), withVolume().Clients().Client, "default", name, "/driver")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var text, data strings.Builder
+		if err := errors.Join(s.Text(&text), s.JSON(&data)); err != nil || len(s.NotRead) > 0 {
+			t.Fatal(err, s.NotRead)
+		}
+		for _, want := range []string{"default/c1", "pv-1", "node-2", "/var/lib/causeway/volumes/h1", "CopyStalled: at a file", "1048576 bytes",
+			"VolumeSnapshot ", "content-1", "Running on node-2", `"it took\x1b[2J long"`, "/x/pv-1/mount", `{"version":1}`, "causeway_trash_entries"} {
+			if !strings.Contains(text.String(), want) {
+				t.Errorf("%s: %q is not in\n%s", name, want, text.String())
+			}
+		}
+		if strings.Contains(text.String(), "\x1b") {
+			t.Errorf("a control character reaches the terminal: %q", text.String())
+		}
+	}
+}
+
+func TestAPartThatCannotBeReadIsNamed(t *testing.T) {
+	c := withVolume()
+	c.Pods.OnExec = nil
+	c.Refuse["volumeattachments"] = errors.New("forbidden")
+	s, err := Of(context.Background(), c.Clients().Client, "default", "c1", "/driver")
+	if err != nil || len(s.NotRead) != 3 || s.Node != "node-2" || s.Files != nil || s.Record != nil {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if _, err := Of(context.Background(), c.Clients().Client, "default", "c9", "/driver"); err == nil {
+		t.Error("a claim that does not exist has a story")
+	}
+	c = withVolume()
+	fake.Get[*corev1.PersistentVolumeClaim](c, "c1").Spec.VolumeName = ""
+	if s, err := Of(context.Background(), c.Clients().Client, "default", "c1", "/driver"); err != nil || s.Driver != fake.Driver || len(s.NotRead) > 0 {
+		t.Errorf("of a pending claim: %+v, %v", s, err)
+	}
+}

@@ -1,0 +1,53 @@
+package live
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
+	"github.com/causeway-csi/causeway/test/cluster/monitoring"
+)
+
+// TestDashboards runs each query of the dashboards while a volume is made, used, copied and deleted:
+// each has a result.
+func TestDashboards(t *testing.T) {
+	queries, err := monitoring.Queries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t)
+	p.well()
+	for _, name := range []string{"first", "second"} { // a rate needs a counter that exists, and grows
+		p.use(name)
+		defer p.remove(name)
+		time.Sleep(5 * time.Second) // two scrapes
+	}
+	for _, q := range queries {
+		livetest.Until(t, q.Dashboard+": "+q.Panel, func() error {
+			samples, err := p.query(q.Expr)
+			if err == nil && len(samples) == 0 {
+				err = fmt.Errorf("no result of %s", q.Expr)
+			}
+			if err == nil {
+				t.Logf("%s: %s: %d series, such as %v", q.Dashboard, q.Panel, len(samples), samples[0])
+			}
+			return err
+		})
+	}
+}
+
+// use makes a volume, and takes and deletes a snapshot of it.
+func (p *prometheus) use(name string) {
+	p.Helper()
+	p.volume(name)
+	p.must(kube.Apply(p.anyhow(), fmt.Sprintf(`apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: %[1]s}
+spec:
+  volumeSnapshotClassName: causeway-hostpath
+  source: {persistentVolumeClaimName: %[1]s}
+`, name)))
+	p.must2(p.try("wait", "volumesnapshot/"+name, "--for=jsonpath={.status.readyToUse}=true", "--timeout=60s"))
+	p.must2(p.try("delete", "volumesnapshot", name))
+}
