@@ -261,6 +261,23 @@ func TestAStalledProbe(t *testing.T) {
 	}
 }
 
+// TestAStalledListOfHealth: the metrics show the state of the driver also while the disk stalls.
+func TestAStalledListOfHealth(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	b := &odd{unhealthy: func() { <-release }}
+	d := &Driver{cfg: Config{Backend: b, Log: newTestLogger(&logBuffer{})}, prober: &prober{backend: b}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	returned := make(chan struct{})
+	go func() { d.logUnhealthy(ctx); close(returned) }()
+	select {
+	case <-returned:
+	case <-time.After(time.Minute):
+		t.Error("it waits for the list")
+	}
+}
+
 func TestLoggedStates(t *testing.T) {
 	b := &odd{probe: alwaysReady}
 	d := &Driver{cfg: Config{Backend: b}, prober: &prober{backend: b}}

@@ -185,21 +185,24 @@ func (d *Driver) logUnhealthy(ctx context.Context) {
 	if !ok {
 		return
 	}
-	var volumes []backend.VolumeHealth
-	var more bool
-	err := guard.Do(func() (err error) {
-		volumes, more, err = reporter.ListHealth(ctx, "", watchVolumes)
-		return err
+	type list struct {
+		volumes []backend.VolumeHealth
+		more    bool
+	}
+	answer, err := d.prober.ask(ctx, "volumes", func(ctx context.Context) (any, error) { // the disk can stall meanwhile
+		volumes, more, err := reporter.ListHealth(ctx, "", watchVolumes)
+		return list{volumes, more}, err
 	})
 	if err != nil {
 		d.cfg.Log.Error("cannot list the health of volumes", "error", err)
 	}
-	for _, v := range volumes {
+	found, _ := answer.(list)
+	for _, v := range found.volumes {
 		for _, c := range v.Conditions {
 			d.cfg.Log.Error("a volume is unhealthy", "volume", v.ID, "reason", c.Reason, "message", c.Message)
 		}
 	}
-	if more {
+	if found.more {
 		d.cfg.Log.Error("more volumes are unhealthy: ControllerListVolumeHealth lists all of them")
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/causeway-csi/causeway/test/cluster/chart"
 )
 
 // Rules are a file of rules with its tests and its page.
@@ -20,6 +22,20 @@ type Rules struct {
 	Page, Address string
 	Metrics       []string // pages that have the metrics of the rules; tests compare these with the programs
 	Prefixes      []string // of the names of these metrics
+}
+
+// Chart returns the rules of the chart causeway.
+func Chart() Rules {
+	docs := filepath.Join(chart.Sources(), "docs")
+	return Rules{
+		File:    filepath.Join(chart.Directory(), "files", "rules.yaml"),
+		Tests:   filepath.Join(chart.Sources(), "test", "cluster", "monitoring", "testdata", "rules_test.yaml"),
+		Page:    filepath.Join(docs, "how-to", "alerts.md"),
+		Address: "https://github.com/causeway-csi/causeway/blob/main/docs/how-to/alerts.md",
+		Metrics: []string{filepath.Join(docs, "reference", "metrics.md"),
+			filepath.Join(docs, "explanation", "csi-sidecars.md")},
+		Prefixes: []string{"causeway", "csi_sidecars"},
+	}
 }
 
 // Rule is an alert, or a recording rule.
