@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string) error {
 		}
 		*dir = absolute
 	}
-	o.Maker = build.Sources{Root: o.Root, Log: os.Stderr}
+	o.Maker = build.Sources{Log: os.Stderr}
 	check := verify.Options{Dir: o.Out, Version: o.Version, AllowUnsigned: *key == "", AllowUntagged: o.Untagged}
 	if *key != "" {
 		signer, err := build.NewCosign(ctx, *cosign, *key)

@@ -125,7 +125,7 @@ type Maker struct {
 }
 
 // GoVersion implements build.Maker.
-func (Maker) GoVersion(context.Context) (string, error) { return goVersion, nil }
+func (Maker) GoVersion(context.Context, *build.Release) (string, error) { return goVersion, nil }
 
 // Images implements build.Maker.
 func (m Maker) Images(_ context.Context, r *build.Release, dir string) error {
