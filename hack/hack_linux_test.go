@@ -195,6 +195,53 @@ func TestDocsUsesPinnedLibraries(t *testing.T) {
 	}
 }
 
+// TestReleaseCompilesTheCommit: hack/release compiles the program and cosign from a clone of HEAD,
+// without the password of the key.
+func TestReleaseCompilesTheCommit(t *testing.T) {
+	script, err := os.ReadFile("release")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, tmp := t.TempDir(), t.TempDir()
+	hack := filepath.Join(root, "hack")
+	if err := os.Mkdir(hack, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	program(t, hack, "release", strings.TrimPrefix(string(script), "#!/bin/sh\n"))
+	program(t, hack, "go", `[ -e "$(dirname "$0")/../ignored.go" ] && echo "ignored files are compiled" >&2
+echo "compiled in ${2##*/} with the password ${COSIGN_PASSWORD-none}" >&2
+case $3 in tool) echo /path/of/cosign ;; build) printf '#!/bin/sh\necho "run $* with $COSIGN_PASSWORD"; exit 7' >$5; chmod +x $5 ;; esac`)
+	git := func(args ...string) {
+		cmd := exec.Command("git", append([]string{"-C", root, "-c", "user.name=t", "-c", "user.email=t@localhost"}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %s: %v, %s", args, err, out)
+		}
+	}
+	git("init", "--quiet")
+	git("add", ".")
+	git("commit", "--quiet", "--message=first")
+	if err := os.WriteFile(filepath.Join(root, "ignored.go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ key, want string }{
+		{"--key=/cosign key", "compiled in cosign with the password none\ncompiled in release with the password none\n" +
+			"run --root=" + root + " --cosign=/path/of/cosign --version=v1.0.0 --key=/cosign key with secret\n"},
+		{"--untagged", "compiled in release with the password none\n" +
+			"run --root=" + root + " --cosign= --version=v1.0.0 --untagged with secret\n"},
+	} {
+		cmd := exec.Command(filepath.Join(hack, "release"), "--version=v1.0.0", c.key)
+		cmd.Env = append(os.Environ(), "COSIGN_PASSWORD=secret", "TMPDIR="+tmp)
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 7 || string(out) != c.want {
+			t.Errorf("%v, %s; want %s", err, out, c.want)
+		}
+		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	}
+}
+
 func TestFuzzFailsWhereItTestsNothing(t *testing.T) {
 	dir := t.TempDir()
 	tests := filepath.Join(dir, "some_test.go")
