@@ -151,8 +151,10 @@ func (m Maker) Images(_ context.Context, r *build.Release, dir string) error {
 func (m Maker) CopyImages(_ context.Context, r *build.Release, dir string) error {
 	list := map[string]string{}
 	platforms := []string{"linux/amd64", "linux/arm64"}
-	if err := m.image(r, dir, "copy-agent", "copy-agent", "", platforms, list); err != nil {
-		return err
+	for _, name := range []string{"copy-agent", "copy-apiserver"} {
+		if err := m.image(r, dir, name, name, "", platforms, list); err != nil {
+			return err
+		}
 	}
 	return writeDigests(dir, list)
 }
