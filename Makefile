@@ -121,8 +121,7 @@ images: ## build the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IM
 images-lock: ## select the newest packages of Debian 12 for the images: deploy/images/debian.lock
 	@$(GO) -C deploy/images run . --lock
 release: ## build a release from its tag: bin/release/VERSION (VERSION=v1.2.3, KEY=cosign.key with COSIGN_PASSWORD): docs/contributing/release.md
-	@cosign=; if [ -n "$(KEY)" ]; then cosign=$$($(GO) -C tools/cosign tool -n cosign); fi; \
-	$(GO) -C release run ./cmd/release --root=$(CURDIR) --version=$(VERSION) --out=$(abspath $(OUT)) --key=$(abspath $(KEY)) --cosign=$$cosign $(RELEASE_FLAGS)
+	@./hack/release --version=$(VERSION) --out=$(abspath $(OUT)) $(if $(KEY),--key=$(abspath $(KEY))) $(RELEASE_FLAGS)
 release-verify: ## verify a release as a user does, without a network (VERSION=v1.2.3, PUB=cosign.pub): docs/how-to/verify-a-release.md
 	@$(GO) -C release run ./cmd/causeway-release-verify --version=$(VERSION) --key=$(abspath $(PUB)) $(RELEASE_FLAGS) $(abspath $(OUT))
 test-release: ## run the tests of the release: manipulated files, reproducibility, refusals

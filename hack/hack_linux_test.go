@@ -3,9 +3,13 @@
 package hack
 
 import (
+	"crypto/sha512"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -81,6 +85,160 @@ func TestAnInstalledGoNeedsNothingElse(t *testing.T) {
 	cmd.Env = []string{"PATH=" + machine, "GOPROXY=off"}
 	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "installed version\n" {
 		t.Errorf("%v, %s", err, out)
+	}
+}
+
+// TestDocsUsesPinnedLibraries runs hack/docs with other pins: each library has the content "pinned".
+func TestDocsUsesPinnedLibraries(t *testing.T) {
+	const good, bad = "pinned", "changed"
+	script, err := os.ReadFile("docs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed := func(content string) []byte {
+		dir := t.TempDir()
+		for _, file := range []string{"dist/mermaid.min.js", "dist/umd/index.js"} {
+			path := filepath.Join(dir, "package", file)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out, err := exec.Command("tar", "-cz", "-C", dir, "package").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	sum := func(content []byte) string { return fmt.Sprintf("%x", sha512.Sum512(content)) }
+	for _, c := range []struct {
+		name     string
+		cached   string // content of the libraries in the cache
+		registry string // content of the libraries in the packages of the registry; "": it is not reachable
+		other    bool   // the packages have another sum
+		pass     bool
+		want     string // printed
+		built    bool   // the site has the libraries
+	}{
+		{"cached", good, "", false, true, "", true},
+		{"fetched", "", good, false, true, "", true},
+		{"no network", "", "", false, true, "mermaid 12.3.0 cannot be fetched", false},
+		{"another file in the cache, no network", bad, "", false, true, "has another sum than", false},
+		{"another file in the cache", bad, good, false, true, "it is fetched again", true},
+		{"another package", "", good, true, false, "mermaid 12.3.0 has the sum", false},
+		{"another file in the package", "", bad, false, false, "dist/mermaid.min.js of mermaid 12.3.0 does not have the sum", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root, path, cache, tmp := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+			archive := packed(c.registry)
+			pin := sum(archive)
+			if c.other {
+				pin = sum(nil)
+			}
+			sums := 0
+			edited := regexp.MustCompile(`[0-9a-f]{128}`).ReplaceAllStringFunc(string(script), func(string) string {
+				if sums++; sums%2 == 1 {
+					return pin
+				}
+				return sum([]byte(good))
+			})
+			if sums != 4 {
+				t.Fatalf("hack/docs has %d sums", sums)
+			}
+			write := func(path, content string) {
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			write(filepath.Join(root, "hack", "docs"), edited)
+			write(filepath.Join(root, "site", "hugo.toml"), "")
+			for _, old := range []string{"mermaid.js", "minisearch.js", "removed.js"} {
+				write(filepath.Join(root, "bin", "docs-lib", old), "old")
+			}
+			program(t, filepath.Join(root, "hack"), "go", "echo "+program(t, path, "hugo", "echo with $HUGO_PARAMS_SEARCH$HUGO_PARAMS_DIAGRAMS"))
+			write(filepath.Join(path, "package.tgz"), string(archive))
+			curl := "exit 22"
+			if c.registry != "" {
+				curl = "while [ $1 != -o ]; do shift; done; cp " + filepath.Join(path, "package.tgz") + " $2"
+			}
+			program(t, path, "curl", curl)
+			names := []string{"mermaid-12.3.0.js", "minisearch-7.2.0.js"}
+			for _, name := range names {
+				if c.cached != "" {
+					write(filepath.Join(cache, "causeway", "npm", name), c.cached)
+				}
+			}
+			cmd := exec.Command(filepath.Join(root, "hack", "docs"))
+			cmd.Env = append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"), "XDG_CACHE_HOME="+cache, "TMPDIR="+tmp)
+			out, err := cmd.CombinedOutput()
+			if (err == nil) != c.pass || !strings.Contains(string(out), c.want) ||
+				c.built != strings.Contains(string(out), "with truetrue") {
+				t.Errorf("%v, %s; want %q", err, out, c.want)
+			}
+			used, err := filepath.Glob(filepath.Join(root, "bin", "docs-lib", "*"))
+			if err != nil || c.built && len(used) != 2 || !c.built && len(used) != 0 {
+				t.Errorf("%v, libraries %v", err, used)
+			}
+			if c.built {
+				for _, name := range names {
+					used = append(used, filepath.Join(cache, "causeway", "npm", name))
+				}
+			}
+			for _, path := range used {
+				if content, err := os.ReadFile(path); err != nil || string(content) != good {
+					t.Errorf("%s: %v, %s", path, err, content)
+				}
+			}
+			if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// TestReleaseCompilesTheCommit: hack/release compiles the program and cosign from a clone of HEAD,
+// without the password of the key.
+func TestReleaseCompilesTheCommit(t *testing.T) {
+	script, err := os.ReadFile("release")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, tmp := t.TempDir(), t.TempDir()
+	hack := filepath.Join(root, "hack")
+	if err := os.Mkdir(hack, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	program(t, hack, "release", strings.TrimPrefix(string(script), "#!/bin/sh\n"))
+	program(t, hack, "go", `[ -e "$(dirname "$0")/../ignored.go" ] && echo "ignored files are compiled" >&2
+echo "compiled in ${2##*/} with the password ${COSIGN_PASSWORD-none}" >&2
+case $3 in tool) echo /path/of/cosign ;; build) printf '#!/bin/sh\necho "run $* with $COSIGN_PASSWORD"; exit 7' >$5; chmod +x $5 ;; esac`)
+	git := func(args ...string) {
+		cmd := exec.Command("git", append([]string{"-C", root, "-c", "user.name=t", "-c", "user.email=t@localhost"}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %s: %v, %s", args, err, out)
+		}
+	}
+	git("init", "--quiet")
+	git("add", ".")
+	git("commit", "--quiet", "--message=first")
+	if err := os.WriteFile(filepath.Join(root, "ignored.go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ key, want string }{
+		{"--key=/cosign key", "compiled in cosign with the password none\ncompiled in release with the password none\n" +
+			"run --root=" + root + " --cosign=/path/of/cosign --version=v1.0.0 --key=/cosign key with secret\n"},
+		{"--untagged", "compiled in release with the password none\n" +
+			"run --root=" + root + " --cosign= --version=v1.0.0 --untagged with secret\n"},
+	} {
+		cmd := exec.Command(filepath.Join(hack, "release"), "--version=v1.0.0", c.key)
+		cmd.Env = append(os.Environ(), "COSIGN_PASSWORD=secret", "TMPDIR="+tmp)
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 7 || string(out) != c.want {
+			t.Errorf("%v, %s; want %s", err, out, c.want)
+		}
+		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
 	}
 }
 

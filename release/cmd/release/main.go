@@ -31,6 +31,10 @@ func main() {
 
 // run makes a release, and verifies it.
 func run(ctx context.Context, args []string) error {
+	password, passwordSet, err := build.TakePassword() // before any program runs, and without --key, too
+	if err != nil {
+		return err
+	}
 	o := build.Options{Log: os.Stderr}
 	flags := flag.NewFlagSet("release [flags]", flag.ContinueOnError)
 	flags.StringVar(&o.Version, "version", "", "version, such as v1.2.3: HEAD must have this tag")
@@ -59,10 +63,13 @@ func run(ctx context.Context, args []string) error {
 		}
 		*dir = absolute
 	}
-	o.Maker = build.Sources{Root: o.Root, Log: os.Stderr}
+	o.Maker = build.Sources{Log: os.Stderr}
 	check := verify.Options{Dir: o.Out, Version: o.Version, AllowUnsigned: *key == "", AllowUntagged: o.Untagged}
 	if *key != "" {
-		signer, err := build.NewCosign(ctx, *cosign, *key)
+		if !passwordSet {
+			return errors.New("COSIGN_PASSWORD is not set: must be the password of --key")
+		}
+		signer, err := build.NewCosign(ctx, *cosign, *key, password)
 		if err != nil {
 			return err
 		}

@@ -22,7 +22,7 @@ const module = "github.com/causeway-csi/causeway"
 
 // Options are the parameters of a release.
 type Options struct {
-	Root        string // directory of the sources
+	Root        string // directory of the repository. After the checks it is a clone of the commit.
 	Out         string // directory of the release; must be empty or absent
 	Version     string // such as v1.2.3, which is also the tag of git
 	WindowsBase string // base of the Windows images with its digest, or ""
@@ -33,10 +33,10 @@ type Options struct {
 	Log         io.Writer
 }
 
-// Maker makes the parts that take minutes.
+// Maker makes the parts that take minutes, from the sources in Release.Root.
 type Maker interface {
 	// GoVersion returns the version of the go command, such as go1.26.8.
-	GoVersion(ctx context.Context) (string, error)
+	GoVersion(ctx context.Context, r *Release) (string, error)
 	// Images writes the archives of images, their SBOMs, digests.txt and programs/ into dir.
 	Images(ctx context.Context, r *Release, dir string) error
 	// CopyImages does the same for container copy.
@@ -88,6 +88,12 @@ func Make(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer os.RemoveAll(r.work)
+	if err := r.clone(ctx); err != nil {
+		return err
+	}
+	if r.made.Go, err = r.Maker.GoVersion(ctx, r); err != nil {
+		return err
+	}
 	for _, step := range []struct {
 		name string
 		run  func(context.Context) error
@@ -98,6 +104,7 @@ func Make(ctx context.Context, o Options) (err error) {
 		{"charts", r.charts},
 		{"manifests", r.manifests},
 		{"documentation", r.docs},
+		{"sources", r.unchanged},
 		{"checksums and provenance", r.attest},
 	} {
 		began := time.Now()

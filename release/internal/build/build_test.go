@@ -2,6 +2,9 @@ package build_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,6 +57,10 @@ func TestWrongReleasesAreRefused(t *testing.T) {
 		"a new file": {func(t *testing.T, o *build.Options) {
 			releasetest.Write(t, filepath.Join(o.Root, "main.go"), "package main")
 		}, "the working tree has changes"},
+		"a new file that git is told to hide": {func(t *testing.T, o *build.Options) {
+			releasetest.Git(t, o.Root, "config", "status.showUntrackedFiles", "no")
+			releasetest.Write(t, filepath.Join(o.Root, "main.go"), "package main")
+		}, "?? main.go"},
 		"a directory with files": {func(t *testing.T, o *build.Options) {
 			releasetest.Write(t, filepath.Join(o.Out, "old"), "")
 		}, "is not empty"},
@@ -75,6 +82,101 @@ func TestWrongReleasesAreRefused(t *testing.T) {
 	}
 }
 
+// probe is a maker that calls a function with the sources, first of all.
+type probe struct {
+	releasetest.Maker
+	run func(r *build.Release) error
+}
+
+func (p probe) Images(ctx context.Context, r *build.Release, dir string) error {
+	return errors.Join(p.run(r), p.Maker.Images(ctx, r, dir))
+}
+
+// TestTheSourcesAreTheCommit: files that git does not report, and changes after the checks, are not
+// in the sources.
+func TestTheSourcesAreTheCommit(t *testing.T) {
+	root := releasetest.Repository(t)
+	write := func(name string) { releasetest.Write(t, filepath.Join(root, name), "package changed\n") }
+	write("ignored.out")
+	releasetest.Write(t, filepath.Join(root, ".git", "info", "exclude"), "/excluded.go\n")
+	write("excluded.go")
+	everywhere := filepath.Join(t.TempDir(), "ignore")
+	releasetest.Write(t, everywhere, "/everywhere.go\n")
+	releasetest.Git(t, root, "config", "core.excludesFile", everywhere)
+	write("everywhere.go")
+	releasetest.Git(t, root, "update-index", "--skip-worktree", "containercopy/images/main.go")
+	write("containercopy/images/main.go")
+	// A hook of git sets this variable, and would lead git to the working tree.
+	t.Setenv("GIT_DIR", filepath.Join(root, ".git"))
+	o, probed := releasetest.Options(t, root, nil), ""
+	o.Maker = probe{run: func(r *build.Release) error {
+		probed = r.Root
+		write("release/cmd/causeway-release-verify/main.go") // later
+		for _, name := range []string{"ignored.out", "excluded.go", "everywhere.go"} {
+			if _, err := os.Stat(filepath.Join(r.Root, name)); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s is in the sources", name)
+			}
+		}
+		for _, name := range []string{"containercopy/images/main.go", "release/cmd/causeway-release-verify/main.go"} {
+			if content, err := os.ReadFile(filepath.Join(r.Root, name)); err != nil || string(content) != "package main\n" {
+				t.Errorf("%s: %v, %s", name, err, content)
+			}
+		}
+		releasetest.Git(t, r.Root, "--git-dir=.git", "rev-parse", "--verify", "refs/tags/"+releasetest.Version)
+		return nil
+	}}
+	if err := build.Make(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if probed == "" || probed == root {
+		t.Errorf("the sources are %q", probed)
+	}
+	if _, err := os.Stat(probed); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the clone is left: %v", err)
+	}
+}
+
+// TestChangesDuringTheBuildAreFound: a program of the build writes into the sources.
+func TestChangesDuringTheBuildAreFound(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(t *testing.T, root string)
+		want   string
+	}{
+		"a file": {func(t *testing.T, root string) {
+			releasetest.Write(t, filepath.Join(root, "LICENSE"), "another")
+		}, " M LICENSE"},
+		"a new file": {func(t *testing.T, root string) {
+			releasetest.Write(t, filepath.Join(root, "later.go"), "package main")
+		}, "?? later.go"},
+		"the commit": {func(t *testing.T, root string) {
+			releasetest.Git(t, root, "commit", "--quiet", "--allow-empty", "--message=later")
+		}, "the clone has the commit"},
+		"the tag": {func(t *testing.T, root string) {
+			releasetest.Git(t, root, "commit", "--quiet", "--allow-empty", "--message=later")
+			releasetest.Git(t, root, "tag", "--force", releasetest.Version)
+			releasetest.Git(t, root, "checkout", "--quiet", "HEAD~")
+		}, "the tag v0.1.0 in the clone is"},
+		"nothing but ignored files": {func(t *testing.T, root string) {
+			releasetest.Write(t, filepath.Join(root, "bin", "program"), "")
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := releasetest.Options(t, releasetest.Repository(t), nil)
+			o.Maker = probe{run: func(r *build.Release) error {
+				tc.change(t, r.Root)
+				return nil
+			}}
+			err := build.Make(t.Context(), o)
+			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("%v, want %s", err, tc.want)
+			}
+			if _, err := os.Stat(o.Out); tc.want != "" && !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("there is a release: %v", err)
+			}
+		})
+	}
+}
+
 // TestTwoReleasesAreTheSame makes a release in two clones, with other times of files, umasks and
 // ignored files. All but the signatures is equal.
 func TestTwoReleasesAreTheSame(t *testing.T) {
@@ -89,7 +191,10 @@ func TestTwoReleasesAreTheSame(t *testing.T) {
 	if err := os.Chtimes(filepath.Join(clone, "LICENSE"), time.Unix(1, 0), time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
-	releasetest.Git(t, clone, "config", "tar.umask", "0077")
+	// A setting of the user, as git does not clone those of a repository.
+	t.Setenv("GIT_CONFIG_COUNT", "1")
+	t.Setenv("GIT_CONFIG_KEY_0", "tar.umask")
+	t.Setenv("GIT_CONFIG_VALUE_0", "0077")
 	second := releasetest.Options(t, clone, signer)
 	if err := build.Make(t.Context(), second); err != nil {
 		t.Fatal(err)

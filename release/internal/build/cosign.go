@@ -12,21 +12,29 @@ import (
 )
 
 // Cosign signs with the program cosign and a private key in a file, without a transparency log: the
-// signature can be made and verified without a network. The password of the key is in the
-// environment variable COSIGN_PASSWORD.
+// signature can be made and verified without a network.
 type Cosign struct {
 	program, key string
+	environment  []string // with the password of the key
 	public       attest.Key
 }
 
+// passwordVariable is the environment variable with the password of the key.
+const passwordVariable = "COSIGN_PASSWORD"
+
+// TakePassword returns the password of the key, and removes it from the environment: the compiler,
+// Hugo and all other programs of the build inherit the environment, and only cosign needs the
+// password. It may be empty.
+func TakePassword() (password string, set bool, err error) {
+	password, set = os.LookupEnv(passwordVariable)
+	return password, set, os.Unsetenv(passwordVariable)
+}
+
 // NewCosign returns the signer of a key.
-func NewCosign(ctx context.Context, program, key string) (Cosign, error) {
-	c := Cosign{program: program}
+func NewCosign(ctx context.Context, program, key, password string) (Cosign, error) {
+	c := Cosign{program: program, environment: append(os.Environ(), passwordVariable+"="+password)}
 	if program == "" {
 		return c, errors.New("--key needs --cosign")
-	}
-	if _, set := os.LookupEnv("COSIGN_PASSWORD"); !set {
-		return c, errors.New("COSIGN_PASSWORD is not set: must be the password of --key")
 	}
 	var err error
 	if c.key, err = filepath.Abs(key); err != nil {
@@ -46,7 +54,7 @@ func (c Cosign) Key() attest.Key { return c.public }
 // run returns the output of a command of cosign.
 func (c Cosign) run(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, c.program, args...)
-	cmd.Stderr = os.Stderr
+	cmd.Env, cmd.Stderr = c.environment, os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, errors.Join(ctx.Err(), fmt.Errorf("cosign %s: %w", args[0], err))

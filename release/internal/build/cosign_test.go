@@ -14,6 +14,7 @@ import (
 // arguments.
 const substitute = `#!/bin/sh
 echo "$@" >>"$0.args"
+echo "$COSIGN_PASSWORD" >>"$0.passwords"
 case $1 in
 public-key) cat "$DATA/ecdsa.pub" ;;
 sign-blob) for a; do case $a in --bundle=*) cp "$DATA/ecdsa.cosign.json" "${a#--bundle=}" ;; esac; done ;;
@@ -34,8 +35,7 @@ func TestCosignIsCalledOffline(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("DATA", data)
-	t.Setenv("COSIGN_PASSWORD", "secret")
-	signer, err := build.NewCosign(t.Context(), program, "release.key")
+	signer, err := build.NewCosign(t.Context(), program, "release.key", "secret")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,18 +59,30 @@ func TestCosignIsCalledOffline(t *testing.T) {
 		!strings.Contains(string(args), "--use-signing-config=false") || strings.Contains(string(args), "secret") {
 		t.Errorf("%v, %s", err, args)
 	}
+	passwords, err := os.ReadFile(program + ".passwords")
+	if err != nil || string(passwords) != "secret\nsecret\n" {
+		t.Errorf("%v, cosign had the passwords %q", err, passwords)
+	}
 }
 
-func TestCosignNeedsAPassword(t *testing.T) {
-	t.Setenv("COSIGN_PASSWORD", "")
-	if err := os.Unsetenv("COSIGN_PASSWORD"); err != nil {
-		t.Fatal(err)
+// TestThePasswordIsTaken: it leaves the environment, which other programs inherit.
+func TestThePasswordIsTaken(t *testing.T) {
+	for _, password := range []string{"secret", ""} {
+		t.Setenv("COSIGN_PASSWORD", password)
+		if got, set, err := build.TakePassword(); got != password || !set || err != nil {
+			t.Errorf("%q, %t, %v, want %q", got, set, err, password)
+		}
+		if _, set := os.LookupEnv("COSIGN_PASSWORD"); set {
+			t.Error("the password is in the environment")
+		}
 	}
-	if _, err := build.NewCosign(t.Context(), "cosign", "release.key"); err == nil ||
-		!strings.Contains(err.Error(), "COSIGN_PASSWORD is not set") {
-		t.Errorf("%v", err)
+	if _, set, err := build.TakePassword(); set || err != nil {
+		t.Errorf("%t, %v", set, err)
 	}
-	if _, err := build.NewCosign(t.Context(), "", "release.key"); err == nil ||
+}
+
+func TestCosignNeedsAProgram(t *testing.T) {
+	if _, err := build.NewCosign(t.Context(), "", "release.key", ""); err == nil ||
 		!strings.Contains(err.Error(), "--key needs --cosign") {
 		t.Errorf("%v", err)
 	}

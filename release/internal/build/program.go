@@ -18,9 +18,10 @@ import (
 // Program is a program that is released as an archive for each platform.
 type Program struct {
 	Name string
-	// Module is the directory of the module with the main package cmd/<Name>. The program is left out
-	// if the commit does not have it.
+	// Module is the directory of the module with the main package cmd/<Name>.
 	Module string
+	// Optional: the program is left out if the commit does not have it.
+	Optional bool
 	// Plugin is the description of a plugin of kubectl in one line, or "".
 	Plugin string
 	// Built: the image of this name has the program, and its SBOM.
@@ -44,7 +45,7 @@ var nodes = []Program{
 
 // users are the programs for machines of users, in an archive each.
 var users = []Program{
-	{Name: "kubectl-copy", Module: "containercopy",
+	{Name: "kubectl-copy", Module: "containercopy", Optional: true,
 		Plugin: "Copy to and from containers with quotas and checksums"},
 	{Name: "kubectl-causeway", Module: "plugin", Plugin: "Show and check volumes and nodes of Causeway"},
 	{Name: "causeway-release-verify", Module: "release"},
@@ -65,7 +66,7 @@ func (r *Release) programs(ctx context.Context) error {
 		}
 	}
 	for _, p := range users {
-		if !r.has(ctx, p.Module+"/cmd/"+p.Name) {
+		if p.Optional && !r.has(ctx, p.Module+"/cmd/"+p.Name) {
 			continue
 		}
 		archives := map[string]string{}

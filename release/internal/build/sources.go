@@ -16,8 +16,7 @@ import (
 
 // Sources makes the parts of a release with the programs of the repository.
 type Sources struct {
-	Root string
-	Log  io.Writer
+	Log io.Writer
 }
 
 // goEnvironment makes the go command independent of the settings of this machine.
@@ -32,7 +31,7 @@ func goEnvironment(platform string) []string {
 // run runs a program and returns its output.
 func (s Sources) run(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir, cmd.Env, cmd.Stderr = dir, append(os.Environ(), env...), s.Log
+	cmd.Dir, cmd.Env, cmd.Stderr = dir, append(environment(), env...), s.Log
 	out, err := cmd.Output()
 	if err != nil {
 		return "", errors.Join(ctx.Err(), fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err))
@@ -41,13 +40,13 @@ func (s Sources) run(ctx context.Context, dir string, env []string, name string,
 }
 
 // golang runs the go command in a directory of the sources.
-func (s Sources) golang(ctx context.Context, dir, platform string, args ...string) (string, error) {
-	return s.run(ctx, filepath.Join(s.Root, dir), goEnvironment(platform), filepath.Join(s.Root, "hack", "go"), args...)
+func (s Sources) golang(ctx context.Context, r *Release, dir, platform string, args ...string) (string, error) {
+	return s.run(ctx, filepath.Join(r.Root, dir), goEnvironment(platform), filepath.Join(r.Root, "hack", "go"), args...)
 }
 
 // GoVersion implements Maker.
-func (s Sources) GoVersion(ctx context.Context) (string, error) {
-	version, err := s.golang(ctx, ".", "", "env", "GOVERSION")
+func (s Sources) GoVersion(ctx context.Context, r *Release) (string, error) {
+	version, err := s.golang(ctx, r, ".", "", "env", "GOVERSION")
 	return strings.TrimSpace(version), err
 }
 
@@ -58,27 +57,27 @@ func (s Sources) Images(ctx context.Context, r *Release, dir string) error {
 	if r.WindowsBase != "" {
 		args = append(args, "--windows-base="+r.WindowsBase)
 	}
-	_, err := s.golang(ctx, "deploy/images", "", args...)
+	_, err := s.golang(ctx, r, "deploy/images", "", args...)
 	return err
 }
 
 // CopyImages implements Maker: it runs the program of containercopy/images.
 func (s Sources) CopyImages(ctx context.Context, r *Release, dir string) error {
-	_, err := s.golang(ctx, "containercopy", "", "run", "./images", "--version="+r.Version, "--arch=amd64,arm64",
+	_, err := s.golang(ctx, r, "containercopy", "", "run", "./images", "--version="+r.Version, "--arch=amd64,arm64",
 		"--revision="+r.made.Commit, "--out="+dir)
 	return err
 }
 
 // Program implements Maker.
 func (s Sources) Program(ctx context.Context, r *Release, p Program, platform, to string) error {
-	_, err := s.golang(ctx, p.Module, platform, "build", "-trimpath", "-ldflags=-s -w -X main.version="+r.Version,
+	_, err := s.golang(ctx, r, p.Module, platform, "build", "-trimpath", "-ldflags=-s -w -X main.version="+r.Version,
 		"-o", to, "./cmd/"+p.Name)
 	return err
 }
 
 // Licenses implements Maker.
-func (s Sources) Licenses(ctx context.Context, _ *Release, p Program, platform string) ([]byte, error) {
-	program := licenses.Program{Name: p.Name, Root: s.Root, Dir: filepath.Join(s.Root, p.Module),
+func (s Sources) Licenses(ctx context.Context, r *Release, p Program, platform string) ([]byte, error) {
+	program := licenses.Program{Name: p.Name, Root: r.Root, Dir: filepath.Join(r.Root, p.Module),
 		Package: "./cmd/" + p.Name, Env: goEnvironment(platform)}
 	if p.Built {
 		program.Tags = "grpcnotrace" // of deploy/images
@@ -90,13 +89,13 @@ func (s Sources) Licenses(ctx context.Context, _ *Release, p Program, platform s
 // libraries, which is not the same site.
 func (s Sources) Docs(ctx context.Context, r *Release, dir string) error {
 	env := []string{"SOURCE_DATE_EPOCH=" + strconv.FormatInt(r.made.Time, 10), "GOFLAGS="}
-	if _, err := s.run(ctx, s.Root, env, filepath.Join(s.Root, "hack", "docs")); err != nil {
+	if _, err := s.run(ctx, r.Root, env, filepath.Join(r.Root, "hack", "docs")); err != nil {
 		return err
 	}
 	for _, library := range []string{"mermaid.js", "minisearch.js"} {
-		if _, err := os.Stat(filepath.Join(s.Root, "bin", "docs-lib", library)); err != nil {
+		if _, err := os.Stat(filepath.Join(r.Root, "bin", "docs-lib", library)); err != nil {
 			return fmt.Errorf("the site has no %s: hack/docs could not fetch it", library)
 		}
 	}
-	return os.CopyFS(dir, os.DirFS(filepath.Join(s.Root, "bin", "docs")))
+	return os.CopyFS(dir, os.DirFS(filepath.Join(r.Root, "bin", "docs")))
 }

@@ -125,7 +125,7 @@ type Maker struct {
 }
 
 // GoVersion implements build.Maker.
-func (Maker) GoVersion(context.Context) (string, error) { return goVersion, nil }
+func (Maker) GoVersion(context.Context, *build.Release) (string, error) { return goVersion, nil }
 
 // Images implements build.Maker.
 func (m Maker) Images(_ context.Context, r *build.Release, dir string) error {
@@ -151,8 +151,10 @@ func (m Maker) Images(_ context.Context, r *build.Release, dir string) error {
 func (m Maker) CopyImages(_ context.Context, r *build.Release, dir string) error {
 	list := map[string]string{}
 	platforms := []string{"linux/amd64", "linux/arm64"}
-	if err := m.image(r, dir, "copy-agent", "copy-agent", "", platforms, list); err != nil {
-		return err
+	for _, name := range []string{"copy-agent", "copy-apiserver"} {
+		if err := m.image(r, dir, name, name, "", platforms, list); err != nil {
+			return err
+		}
 	}
 	return writeDigests(dir, list)
 }

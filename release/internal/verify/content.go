@@ -68,20 +68,39 @@ var required = []string{
 	"causeway-{N}.tgz", "causeway-manifests_{V}.tar.gz", "causeway-docs_{V}.tar.gz", notes, digests,
 	"driver.tar", "driver-windows.tar", "csi-sidecars.tar", "csi-sidecars-node.tar", "csi-sidecars-node-windows.tar",
 	"causeway_{V}_linux_amd64.tar.gz", "causeway_{V}_linux_arm64.tar.gz", "causeway_{V}_windows_amd64.zip",
-	"causeway-release-verify_{V}_linux_amd64.tar.gz",
+	"krew-causeway.yaml",
 }
+
+// requiredWithCopy are the files of container copy, of which a release has all or none.
+var requiredWithCopy = []string{"copy-agent.tar", "copy-apiserver.tar", "causeway-copy-{N}.tgz", "krew-copy.yaml"}
+
+// forUsers are the ends of the archives of a program for machines of users: all platforms.
+var forUsers = []string{"darwin_amd64.tar.gz", "darwin_arm64.tar.gz", "linux_amd64.tar.gz", "linux_arm64.tar.gz",
+	"windows_amd64.zip", "windows_arm64.zip"}
 
 // complete reports missing files.
 func (c *content) complete() error {
 	var failures []error
+	want, programs := slices.Clone(required), []string{"kubectl-causeway", "causeway-release-verify"}
+	if slices.ContainsFunc(c.sums.Names(), ofCopy.MatchString) {
+		want, programs = append(want, requiredWithCopy...), append(programs, "kubectl-copy")
+	}
+	for _, program := range programs {
+		for _, end := range forUsers {
+			want = append(want, program+"_{V}_"+end)
+		}
+	}
 	names := strings.NewReplacer("{V}", c.version, "{N}", strings.TrimPrefix(c.version, "v"))
-	for _, name := range required {
+	for _, name := range want {
 		if name = names.Replace(name); c.sums[name] == "" {
 			failures = append(failures, fmt.Errorf("missing artifact %s", name))
 		}
 	}
 	return errors.Join(failures...)
 }
+
+// ofCopy matches the files of container copy.
+var ofCopy = regexp.MustCompile(`^(copy-|kubectl-copy|causeway-copy-|krew-copy\.)`)
 
 // kind returns the check of a file.
 func (c *content) kind(name string) func(name string, data []byte) error {

@@ -312,6 +312,59 @@ func TestAFileOfNoKindIsFound(t *testing.T) {
 	}
 }
 
+// TestAMissingPartIsFound: a release without a program for users, with its SBOMs, or without a
+// manifest of krew, which the maintainer has signed.
+func TestAMissingPartIsFound(t *testing.T) {
+	m := makeRelease(t, nil)
+	all := m.files(t)
+	for want, patterns := range map[string][]string{
+		"krew-causeway.yaml":                                {"krew-causeway.yaml"},
+		"kubectl-causeway_v0.1.0_darwin_arm64.tar.gz":       {"kubectl-causeway*", "krew-causeway.yaml"},
+		"kubectl-causeway_v0.1.0_windows_amd64.zip":         {"kubectl-causeway*windows*", "krew-causeway.yaml"},
+		"causeway-release-verify_v0.1.0_linux_arm64.tar.gz": {"causeway-release-verify*linux*arm64*"},
+		"causeway-release-verify_v0.1.0_windows_arm64.zip":  {"causeway-release-verify*"},
+		"krew-copy.yaml":                                    {"krew-copy.yaml"},
+		"kubectl-copy_v0.1.0_linux_amd64.tar.gz":            {"kubectl-copy*", "krew-copy.yaml"},
+		"causeway-copy-0.1.0.tgz":                           {"causeway-copy-*"},
+		"copy-apiserver.tar":                                {"copy-apiserver*"},
+	} {
+		t.Run(want, func(t *testing.T) {
+			defer func() {
+				for name, content := range all {
+					m.write(t, name, content)
+				}
+			}()
+			for _, pattern := range patterns {
+				paths, err := filepath.Glob(filepath.Join(m.dir, pattern))
+				if err != nil || len(paths) == 0 {
+					t.Fatalf("%v, no %s", err, pattern)
+				}
+				for _, path := range paths {
+					if err := os.Remove(path); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			m.again(t)
+			if err := m.verify(); err == nil || !strings.Contains(err.Error(), "missing artifact "+want) {
+				t.Errorf("%v, want %s", err, want)
+			}
+		})
+	}
+}
+
+// TestWithoutContainerCopy: a release without any of its parts is complete.
+func TestWithoutContainerCopy(t *testing.T) {
+	m := makeRelease(t, func(o *build.Options) {
+		releasetest.Git(t, o.Root, "rm", "--quiet", "-r", "containercopy")
+		releasetest.Git(t, o.Root, "commit", "--quiet", "--message=without")
+		releasetest.Git(t, o.Root, "tag", "--force", releasetest.Version)
+	})
+	if err := m.verify(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestAProgramWithoutAVersionIsFound: the linker has not set the version of the programs.
 func TestAProgramWithoutAVersionIsFound(t *testing.T) {
 	m := makeRelease(t, func(o *build.Options) { o.Maker = releasetest.Maker{Reported: "dev"} })
