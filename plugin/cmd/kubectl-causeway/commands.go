@@ -165,7 +165,8 @@ func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, ids []s
 		for _, id := range ids {
 			i := slices.IndexFunc(all, func(o orphans.Orphan) bool { return o.ID == id })
 			if i < 0 {
-				return fmt.Errorf("nothing was deleted: %s is not in the report, or is a member of a group snapshot", id)
+				return fmt.Errorf("nothing was deleted: %s is not in the report, or is a member of a group "+
+					"snapshot", id)
 			}
 			some = append(some, all[i])
 		}

@@ -15,8 +15,8 @@ const redacted = "REDACTED"
 
 // secretWords mark the names of secrets: of environment variables, keys, flags and parameters. They
 // count anywhere in a name.
-const secretWords = `(?:password|passwd|passphrase|pass(?:[-_.0-9]|\b)|pwd|secret|token|credential|keytab|authorization|` +
-	`bearer|cookie|(?:account|access|api|private|encryption|shared|signing|master|ssh|auth)[-_. ]?key)`
+const secretWords = `(?:password|passwd|passphrase|pass(?:[-_.0-9]|\b)|pwd|secret|token|credential|keytab|` +
+	`authorization|bearer|cookie|(?:account|access|api|private|encryption|shared|signing|master|ssh|auth)[-_. ]?key)`
 
 var secretWord = regexp.MustCompile(`(?i)` + secretWords)
 
@@ -38,7 +38,8 @@ var apiFields = map[string]bool{"secret": true, "secrets": true, "imagePullSecre
 // a harmless word than to keep a secret.
 var (
 	privateKeys = []*regexp.Regexp{
-		regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----|\z)`),
+		regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?` +
+			`(-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----|\z)`),
 		regexp.MustCompile(`(?s)\A.*-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----`),
 	}
 	patterns = []struct {

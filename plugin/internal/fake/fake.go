@@ -192,7 +192,8 @@ causeway_router_discovery_up 1
 			leads = 1
 		}
 		c.Answer(name, "sidecars", "/metrics", 200, fmt.Sprintf(
-			"csi_sidecars_build_info{version=\"dev\"} 1\ncsi_sidecars_controller_up{controller=\"provisioner\"} %d\n", leads))
+			"csi_sidecars_build_info{version=\"dev\"} 1\n"+
+				"csi_sidecars_controller_up{controller=\"provisioner\"} %d\n", leads))
 		return
 	}
 	c.Answer(name, "driver", "/metrics", 200, expiry+`causeway_volumes 3

@@ -201,7 +201,8 @@ func (d *Deletion) look(ctx context.Context, o Orphan, except map[types.UID]bool
 	case err != nil:
 		return err
 	case d.Report.read.missing(n) != "":
-		return fmt.Errorf("%w: the report counted objects of the kind %s, and now there are none: run the command again",
+		return fmt.Errorf("%w: the report counted objects of the kind %s, and now there are none: run the "+
+			"command again",
 			ErrNoConclusion, d.Report.read.missing(n))
 	case n.named(o.ID):
 		return ErrNamed

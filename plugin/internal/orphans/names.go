@@ -52,9 +52,9 @@ type digestKey struct {
 
 // names are the IDs that the objects of a cluster name.
 type names struct {
-	driver       string
-	ids          map[string]bool    // anywhere in an object
-	digests      map[digestKey]bool // of the names that claims and snapshots give to their volumes
+	driver  string
+	ids     map[string]bool    // anywhere in an object
+	digests map[digestKey]bool // of the names that claims and snapshots give to their volumes
 	read
 	pending      []string
 	reservations []Reservation
@@ -63,8 +63,7 @@ type names struct {
 	prefix       func(what, uid string) string
 }
 
-// read is what a reading of all objects found: objects of a kind, 0 for a kind that the API server
-// has and that has no objects.
+// read has the number of objects of each kind that the API server has.
 type read struct{ count map[string]int }
 
 // missing returns a kind of r that a later reading lacks: it has no objects there, or the API server
@@ -301,9 +300,9 @@ func nameFlags(w *cluster.Workload) error {
 		for _, arg := range slices.Concat(c.Command, c.Args) {
 			if (strings.Contains(arg, "name-prefix") || strings.Contains(arg, "name-uuid-length")) &&
 				(!nameFlag.MatchString(arg) || slices.Contains(c.Command, arg)) {
-				return fmt.Errorf("container %s has the argument %.100q: the names of volumes cannot be derived from their "+
-					"claims, which protects claims without a PersistentVolume. Only arguments of csi-sidecars in one word "+
-					"are known, as --provisioner-volume-name-prefix=pvc", c.Name, arg)
+				return fmt.Errorf("container %s has the argument %.100q: the names of volumes cannot be derived "+
+					"from their claims, which protects claims without a PersistentVolume. Only flags of csi-sidecars "+
+					"in one argument are supported, such as --provisioner-volume-name-prefix=pvc", c.Name, arg)
 			}
 		}
 	}

@@ -53,7 +53,8 @@ func (r Report) Text(out io.Writer) error {
 	for _, left := range r.Reservations {
 		remedy := "delete it by hand"
 		if left.Policy != string(corev1.PersistentVolumeReclaimRetain) {
-			remedy = "a sidecar deletes the volume or snapshot as soon as it can; --delete first sets the policy to Retain"
+			remedy = "a sidecar deletes the volume or snapshot as soon as it can; --delete first sets the policy " +
+				"to Retain"
 		}
 		fmt.Fprintf(w, "%s is left of an interrupted delete, and names its orphan. Its policy is %s: %s\n",
 			safe.Text(left.Kind+"/"+left.Name), safe.Text(left.Policy), remedy)

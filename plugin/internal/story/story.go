@@ -79,8 +79,8 @@ type builder struct {
 // Errors: those of the first object.
 func Of(ctx context.Context, c cluster.Client, selection cluster.Selection, namespace, name,
 	program string) (*Story, error) {
-	b := &builder{client: c, selection: selection, program: program, story: &Story{Objects: []Object{}, Events: []Event{},
-		NotRead: []string{}}}
+	b := &builder{client: c, selection: selection, program: program,
+		story: &Story{Objects: []Object{}, Events: []Event{}, NotRead: []string{}}}
 	if err := b.first(ctx, namespace, name); err != nil {
 		return nil, err
 	}
