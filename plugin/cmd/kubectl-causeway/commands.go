@@ -140,8 +140,8 @@ func (s session) orphans(ctx context.Context, f *orphansFlags, ids []string) err
 	}
 	switch {
 	case f.delete:
-		return s.deleteOrphans(ctx, &orphans.Deletion{Search: search, Wait: f.wait, Poll: time.Second, Log: s.err},
-			report, ids, f.yes)
+		return s.deleteOrphans(ctx, &orphans.Deletion{Search: search, Report: report, Wait: f.wait, Poll: time.Second,
+			Log: s.err}, ids, f.yes)
 	case len(report.Orphans) > 0:
 		return errCode(codeOrphans)
 	case !report.Judged():
@@ -151,9 +151,11 @@ func (s session) orphans(ctx context.Context, f *orphansFlags, ids []string) err
 }
 
 // deleteOrphans deletes orphans of a report after a confirmation.
-func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, r orphans.Report, ids []string,
-	yes bool) error {
-	all, members := orphans.Deletable(r.Orphans)
+func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, ids []string, yes bool) error {
+	if err := d.Reset(ctx); err != nil {
+		return fmt.Errorf("nothing was deleted by this run: %w", err)
+	}
+	all, members := orphans.Deletable(d.Report.Orphans)
 	if members > 0 {
 		fmt.Fprintf(s.err, "%d snapshots are members of groups, which are deleted by hand: docs/how-to/orphans.md\n",
 			members)
@@ -163,7 +165,8 @@ func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, r orpha
 		for _, id := range ids {
 			i := slices.IndexFunc(all, func(o orphans.Orphan) bool { return o.ID == id })
 			if i < 0 {
-				return fmt.Errorf("%s is no orphan that can be deleted: nothing was deleted", id)
+				return fmt.Errorf("nothing was deleted: %s is not in the report, or is a member of a group "+
+					"snapshot", id)
 			}
 			some = append(some, all[i])
 		}
@@ -172,7 +175,7 @@ func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, r orpha
 	if len(all) == 0 {
 		return nil
 	}
-	if err := d.Check(r); err != nil {
+	if err := d.Check(); err != nil {
 		return fmt.Errorf("nothing was deleted: %w", err)
 	}
 	if !yes {
@@ -184,13 +187,17 @@ func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, r orpha
 	for _, o := range all {
 		if err := d.Delete(ctx, o); err != nil {
 			failed++
-			fmt.Fprintf(s.err, "%s %s was not deleted: %v\n", o.What, o.ID, err)
+			result := "was not deleted"
+			if errors.Is(err, orphans.ErrUnknown) {
+				result = "may be deleted"
+			}
+			fmt.Fprintf(s.err, "%s %s %s: %v\n", o.What, o.ID, result, err)
 			continue
 		}
 		fmt.Fprintf(s.out, "%s %s deleted\n", o.What, o.ID)
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %d orphans were not deleted", failed, len(all))
+		return fmt.Errorf("the delete of %d of %d orphans failed", failed, len(all))
 	}
 	return nil
 }

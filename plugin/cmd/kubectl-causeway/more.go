@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -18,7 +19,8 @@ func volumeCommand() command {
 	program := ""
 	return command{
 		usage: "Show all about a claim: objects, events, node, path, record, mounts, health, snapshots, jobs.\n\n" +
-			"  kubectl causeway volume NAME [-n NAMESPACE]\n  kubectl causeway volume pv/NAME\n",
+			"  kubectl causeway volume NAME [-n NAMESPACE]\n  kubectl causeway volume pv/NAME\n\n" +
+			"--namespace is that of the claim; with pv/NAME that of the driver. --release selects the driver.\n",
 		flags: func(fs *pflag.FlagSet) {
 			fs.StringVar(&program, "program", "/driver", "path of the driver in its image")
 		},
@@ -26,11 +28,15 @@ func volumeCommand() command {
 			if len(args) != 1 {
 				return fmt.Errorf("%w: %d arguments, want the name of a claim, or pv/NAME", errUsage, len(args))
 			}
-			told, err := story.Of(ctx, s.client, s.namespace, args[0], program)
+			selection := s.selection
+			if !strings.HasPrefix(args[0], "pv/") {
+				selection.Namespace = "" // --namespace is that of the claim
+			}
+			found, err := story.Of(ctx, s.client, selection, s.namespace, args[0], program)
 			if err != nil {
 				return err
 			}
-			return s.print(told)
+			return s.print(found)
 		},
 	}
 }

@@ -116,7 +116,7 @@ func TestOrphansAndTheirConfirmation(t *testing.T) {
 		}
 	}
 	if _, log, code := execute(t, withOrphan(), "", "orphans", "--settle=0s", "--delete", "--yes", v1); code != 1 ||
-		!strings.Contains(log, "is no orphan") {
+		!strings.Contains(log, "is not in the report") {
 		t.Errorf("exit %d: %s", code, log)
 	}
 	// No sidecar works in this cluster: the volume does not become Released.

@@ -93,7 +93,7 @@ func (b *bundle) summary(context.Context) error {
 		return err
 	}
 	for name, data := range map[string]*bytes.Buffer{"status.json": &s, "doctor.json": &d, "version.json": &p} {
-		if err := b.add(name, []byte(text(data.String()))); err != nil {
+		if err := b.add(name, []byte(jsonText(data.String()))); err != nil {
 			return err
 		}
 	}
@@ -201,7 +201,7 @@ func (b *bundle) records(ctx context.Context) error {
 			b.lack("records of "+d.Name, err)
 			continue
 		}
-		if err := b.add(path.Join("records", d.Name+".json"), []byte(text(out.String()))); err != nil {
+		if err := b.add(path.Join("records", d.Name+".json"), []byte(jsonText(out.String()))); err != nil {
 			return err
 		}
 	}

@@ -6,13 +6,17 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 	"github.com/causeway-csi/causeway/plugin/internal/fake"
@@ -58,10 +62,14 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 	c := fake.Healthy()
 	c.Add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: fake.Namespace, Name: "smb"},
 		Data: map[string][]byte{"password": []byte(marker)}, StringData: map[string]string{"x": marker}})
-	c.Add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: fake.Namespace, Name: "shares",
+	c.Add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: fake.Namespace, Name: "shares", Labels: map[string]string{"app.kubernetes.io/part-of": "causeway"},
 		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: `{"x":"` + marker + `"}`}},
 		Data: map[string]string{"shares.yaml": "- source: //server/share\n  username: u\n  password: " + marker + "\n  other: 'kept-value'\n",
-			"token": marker, "key.pem": "-----BEGIN EC PRIVATE KEY-----\n" + marker + "\n-----END EC PRIVATE KEY-----\n"}})
+			"token": marker, "key.pem": "-----BEGIN EC PRIVATE KEY-----\n" + marker + "\n-----END EC PRIVATE KEY-----\n"},
+		BinaryData: map[string][]byte{"x": []byte(marker)}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: fake.Namespace, Name: "of-another-application"}, Data: map[string]string{"x": marker}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: fake.Namespace, Name: "sh.helm.release.v1.causeway.v1",
+			Labels: map[string]string{"owner": "helm", "app.kubernetes.io/part-of": "causeway"}}, Data: map[string]string{"release": marker}})
 	p := fake.Get[*corev1.Pod](c, "causeway-node-1")
 	p.Spec.Containers[0].Env = append(p.Spec.Containers[0].Env, corev1.EnvVar{Name: "SMB_PASSWORD", Value: marker},
 		corev1.EnvVar{Name: "URL", Value: "https://user:" + marker + "@server/x"}, corev1.EnvVar{Name: "KEPT", Value: "kept-env"})
@@ -90,7 +98,7 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 		all += data
 	}
 	for _, kept := range []string{"kept-env", "kept-value", "//server/share", "secretName: causeway-nodes-tls", "--root=/var/lib/causeway",
-		"forbidden", "causeway_volumes 3", "pv-1", "Not collected:", "fake logs"} {
+		"forbidden", "causeway_volumes 3", "of-another-application", "sh.helm.release.v1.causeway.v1", "pv-1", "Not collected:", "fake logs"} {
 		if !strings.Contains(all, kept) {
 			t.Errorf("%q is not in the archive", kept)
 		}
@@ -110,18 +118,97 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 func TestSecretsInText(t *testing.T) {
 	for in, want := range map[string]string{
 		"Bearer abcdefghijkl":                    "Bearer REDACTED",
-		`{"password": "a \" b","user":"u"}`:      `{"password": REDACTED,"user":"u"}`,
-		`level=info password=abc user=u`:         `level=info password=REDACTED user=u`,
-		"smb://u:pw@server/x":                    "smb://u:REDACTED@server/x",
+		`{"password": "a \" b","user":"u"}`:      `{"password": REDACTED`,
+		`level=info password=abc user=u`:         `level=info password=REDACTED`,
+		"smb://u:pw@server/x":                    "smb://REDACTED@server/x",
 		"token eyJhbGciOi.eyJzdWIi.c2ln":         "token REDACTED",
 		"secretName: x":                          "secretName: x",
 		"csi.storage.k8s.io/node-secret-name: x": "csi.storage.k8s.io/node-secret-name: x",
 		`secret "causeway-nodes-tls" not found`:  `secret "causeway-nodes-tls" not found`,
 		"-----BEGIN PRIVATE KEY-----\nabc\n":     "REDACTED",
-		`msg="x" args="{\"password\":\"abc\"}"`:  `msg="x" args="{\"password\":REDACTED}"`,
+		"a\npassword: |\n  b\n\n  c\nkept: d":    "a\npassword: REDACTED\nkept: d",
+		"passwords:\n- b\n- c\nkept: d":          "passwords:\nkept: d",
+		"- password: b\n  c: d\n- kept":          "- password: REDACTED\n  c: d\n- kept",
+		"2026-01-01T00:00:00.1Z password:\n2026-01-01T00:00:00.1Z   b\n2026-01-01T00:00:00.1Z kept": "2026-01-01T00:00:00.1Z password:\n2026-01-01T00:00:00.1Z kept",
+		"bypassed=1 keys=2 tokenless": "bypassed=1 keys=2 tokenless",
 	} {
 		if got := text(in); got != want {
-			t.Errorf("%s: got %s, want %s", in, got, want)
+			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+}
+
+// shapes are the forms in which a secret $ may be in a log, an argument or a file. The number of
+// lines says whether it may have several.
+var shapes = []string{
+	"password=$", "password: $", "password : $", "PASSWORD := $", "password => $", "a=b password=a&$", "password=[$", "password: {$}",
+	"passphrase=correct horse $", "https://u:p@$@h", "https://$@h/x", "https://u:a/$@h", "password='it''$'", `password=\"ab\\\"$\"`,
+	`msg="x" args="{\"password\":\"$\"}"`, "<password>$</password>", `<user password="$"/>`, `"password": ["$"]`, `passwords: ["x", $]`,
+	"passwords: [x, $]", "run --password $", "sh -c 'run --smb-password $'", "-token $", `["--password", "$"]`, "DB_PASSWORD_OLD=$",
+	"accountkey=$", "AccountKey=$", "storage-account-key: $", "keytab: $", "API key: $", "private_key_id=$", "encryptionKey=$",
+	"Authorization: Basic $", "authorization: $", "Bearer $", "Cookie: a=$", "Set-Cookie: $", "credentials=$", "password[0]=$", "pass=$",
+	"dbpass: $", "pwd=$", "password (new): $", "secretName: x, password: $",
+}
+
+// several are forms with several lines.
+var several = []string{
+	"password: |\n  $\n", "password: >-\n  x\n  $\n", "password:\n  $\n", "- password: |-\n    $\n", "  password: x\n    $\n",
+	"password: \"a\n$\"", "PASSWORD='a\n$'", "password = \"\"\"\na\"b\n$\n\"\"\"", "passwords: [\n\"x\",\n\"$\"\n]",
+	"\"passwords\": [\n  \"$\"\n]", "passwords:\n- x\n- $", "<password>\n$\n</password>", "- --password\n- $", "\"--password\",\n\"$\"",
+	"--password \\\n$", "password: !!str\n  $", "password: &x |\n  $", "password: # note\n  $",
+	"AAAA$\n-----END RSA PRIVATE KEY-----\n", "-----BEGIN OPENSSH PRIVATE KEY-----\n$", "x RSA PRIVATE KEY-----\n$\n-----END RSA PRIVATE KEY-----",
+	"-----BEGIN PGP PRIVATE KEY BLOCK-----\n$\n-----END PGP PRIVATE KEY BLOCK-----",
+}
+
+func TestNoShapeOfASecretIsKept(t *testing.T) {
+	stamp := func(s string) string { // as in a log
+		return "2026-01-01T00:00:00.123456789Z " + strings.ReplaceAll(s, "\n", "\n2026-01-01T00:00:00.123456789Z ")
+	}
+	for _, shape := range slices.Concat(shapes, several) {
+		for _, secret := range []string{marker, "a b " + marker, "a," + marker, "a&" + marker, "a{" + marker, "a[" + marker, `a"` + marker, "a'" + marker,
+			"a;" + marker, "a]" + marker, "a}" + marker, "a@" + marker, "a: " + marker, "a=" + marker, "a#" + marker, "a</" + marker, `a\` + marker} {
+			in := strings.ReplaceAll(shape, "$", secret)
+			for _, in := range []string{in, stamp(in), "kept\n" + in, "    " + strings.ReplaceAll(in, "\n", "\n    ")} {
+				if got := text(in); strings.Contains(got, marker) {
+					t.Errorf("%q keeps the secret: %q", in, got)
+				}
+			}
+			if got := file(in); strings.Contains(got, marker) {
+				t.Errorf("a file %q keeps the secret: %q", in, got)
+			}
+		}
+	}
+	// A secret with several lines has an end that is known: a quote, a bracket, indentation, a list.
+	for _, shape := range []string{`password: "$"`, "password='$'", "password: {\nx: $\n}", "<password>$</password>", "passwords: [\n$\n]"} {
+		if got := text(strings.ReplaceAll(shape, "$", "a\n"+marker)); strings.Contains(got, marker) {
+			t.Errorf("%q keeps the secret: %q", shape, got)
+		}
+	}
+}
+
+// In YAML, JSON and objects the names decide, with values of any type and any content.
+func TestNoNamedValueIsKept(t *testing.T) {
+	for _, secret := range []string{marker, "a b\n" + marker, "a, & { [ ' \" \n" + marker + "\n"} {
+		for _, name := range []string{"password", "DB_PASSWORD_OLD", "accountkey", "storage-account-key", "keytab", "passwords", "apiKey", "authorization"} {
+			for _, v := range []any{secret, []any{secret}, map[string]any{"x": secret}, []any{map[string]any{"x": []any{secret}}}} {
+				for _, document := range []any{map[string]any{name: v, "kept": "x"}, []any{map[string]any{"deep": map[string]any{name: v}, "kept": "x"}},
+					map[string]any{"env": []any{map[string]any{"name": name, "value": v}}, "kept": "x"}} {
+					data, err := json.Marshal(document)
+					if err != nil {
+						t.Fatal(err)
+					}
+					text, err := yaml.Marshal(document)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for form, got := range map[string]string{"JSON": jsonText(string(data)), "JSON in a file": file(string(data)),
+						"YAML": file("kept: y\n---\n" + string(text)), "an argument": fmt.Sprint(values([]any{"--x", "y", "--" + name, secret, "kept"}, true))} {
+						if strings.Contains(got, marker) || !strings.Contains(got, "kept") {
+							t.Errorf("%s: %q", form, got)
+						}
+					}
+				}
+			}
 		}
 	}
 }

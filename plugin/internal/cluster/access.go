@@ -128,15 +128,15 @@ func (a *apiPods) request(ctx context.Context, conn httpstream.Connection, port 
 	if err != nil {
 		return Answer{Err: fmt.Errorf("port-forward: %w", err)}
 	}
-	said := make(chan string, 1)
+	reasons := make(chan string, 1)
 	go func() {
 		text, _ := io.ReadAll(io.LimitReader(failures, 4<<10))
-		said <- string(text)
+		reasons <- string(text)
 	}()
 	answer := get(ctx, data, path)
 	if answer.Err != nil && ctx.Err() == nil {
 		conn.Close()
-		if text := strings.TrimSpace(<-said); text != "" {
+		if text := strings.TrimSpace(<-reasons); text != "" {
 			answer.Err = errors.New(text)
 		}
 	}

@@ -15,6 +15,17 @@ import (
 // recent is the age up to which a warning counts. Sidecars retry at intervals of at most 5 minutes.
 const recent = 10 * time.Minute
 
+// longCall is the time for which the result of a call may be that it goes on: a large volume is
+// copied, and the sidecar calls again.
+const longCall = 15 * time.Minute
+
+// progress reports whether an error of a call since a time is only that the call takes long.
+func progress(v *cluster.View, text string, since time.Time) bool {
+	goesOn := strings.Contains(text, "code = Aborted") || strings.Contains(text, "code = DeadlineExceeded") ||
+		strings.Contains(text, "context deadline exceeded")
+	return goesOn && v.Now.Add(v.ServerAhead).Sub(since) < longCall
+}
+
 func callChecks() []Check {
 	return []Check{
 		{"claims", []cluster.Source{cluster.Claims, cluster.Events, cluster.Classes}, claims},
@@ -54,7 +65,8 @@ func claims(v *cluster.View) (all []Finding) {
 		if c.Status.Phase != corev1.ClaimPending || !ofOurClass(v, c) {
 			continue
 		}
-		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "ProvisioningFailed"); ok {
+		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "ProvisioningFailed"); ok &&
+			!progress(v, e.Message, c.CreationTimestamp.Time) {
 			all = append(all, called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name, "the volume cannot be created",
 				e.Message, pagePending))
 		}
@@ -157,9 +169,12 @@ func snapshots(v *cluster.View) (all []Finding) {
 			if v.Driver(driver) == nil || text == "" || ready && c.GetDeletionTimestamp() == nil {
 				continue
 			}
-			what, page := "the snapshot cannot be made", pageSnapshot
+			what, page, since := "the snapshot cannot be made", pageSnapshot, c.GetCreationTimestamp()
 			if c.GetDeletionTimestamp() != nil {
-				what, page = "the snapshot cannot be deleted", pageDelete
+				what, page, since = "the snapshot cannot be deleted", pageDelete, *c.GetDeletionTimestamp()
+			}
+			if progress(v, text, since.Time) {
+				continue
 			}
 			all = append(all, called(c.GetKind()+"/"+c.GetName(), what, text, page))
 		}

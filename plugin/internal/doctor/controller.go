@@ -130,7 +130,7 @@ func LeaseOf(v *cluster.View, d *cluster.Driver) *coordinationv1.Lease {
 // leaders finds drivers whose sidecars have no leader, and pods that lead without the lease.
 func leaders(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
-		if d.Controller == nil || d.Controller.Desired == 0 || !elects(d) {
+		if d.Controller == nil || d.Controller.Desired == 0 || !elects(d) || !csiSidecars(d) {
 			continue
 		}
 		l := LeaseOf(v, d)
@@ -162,6 +162,14 @@ func leaders(v *cluster.View) (all []Finding) {
 		}
 	}
 	return all
+}
+
+// csiSidecars reports whether the sidecars of the controller are csi-sidecars, with one lease for
+// all. Upstream's sidecars have a lease each, with other names.
+func csiSidecars(d *cluster.Driver) bool {
+	return slices.ContainsFunc(d.ControllerPods(), func(p *cluster.Pod) bool {
+		return len(p.SidecarsMetrics.Samples("csi_sidecars_build_info")) > 0
+	})
 }
 
 func noLeader(object, evidence string) Finding {

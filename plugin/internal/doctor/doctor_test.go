@@ -210,12 +210,15 @@ var faults = map[string]struct {
 		[]string{"wait for a slot", "700 s"}},
 	"trash that stays": {func(c *fake.Cluster) {
 		c.Metric(node1, "causeway_trash_entries 1")
-		c.Metric(node1, "causeway_trash_errors_total 7")
+		c.Metric(node1, `causeway_storage_conditions{reason="TrashStuck"} 1`)
 	}, "storage-metrics", []string{"TrashStuck"}},
 	"a full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 1e+08") }, "storage-space", []string{"StorageAlmostFull"}},
 	"an almost full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 7e+08") }, "storage-space",
 		[]string{"less than a tenth"}},
-	"no inodes": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_available_bytes 0") }, "storage-space", []string{"StorageInodesExhausted"}},
+	"no inodes": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_inodes 2") }, "storage-space",
+		[]string{"StorageInodesExhausted", "2 of 1000000"}},
+	"few inodes": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_inodes 4e+04") }, "storage-space",
+		[]string{"twentieth of the inodes"}},
 	"a share that is away": {func(c *fake.Cluster) {
 		c.Metric(controller1, `causeway_share_up{source="//server/share"} 0`)
 	}, "shares", []string{"//server/share", "cannot use the share"}},
@@ -259,6 +262,10 @@ var faults = map[string]struct {
 	}, "one-installation", []string{"causeway and other"}},
 	"no capacity": {func(c *fake.Cluster) { fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2") }, "capacity",
 		[]string{"Node/node-2", "not published"}},
+	"a copy without an end": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(20 * time.Minute)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Aborted desc = copying`)
+	}, "claims", []string{"copying"}},
 	"a wrong parameter": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = unknown parameter "knid"`)
@@ -345,6 +352,61 @@ func TestWhatIsOverIsNoFinding(t *testing.T) {
 	fake.Get[*storagev1.CSINode](c, "node-1").Spec.Drivers = nil
 	if r := examine(t, c); len(r.Findings) > 0 {
 		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// States of a healthy cluster that look like faults.
+func TestAHealthyClusterMayBeBusy(t *testing.T) {
+	content := func(created metav1.Time) *unstructured.Unstructured {
+		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+			"metadata": map[string]any{"name": "s1"}, "spec": map[string]any{"driver": fake.Driver},
+			"status": map[string]any{"error": map[string]any{"message": "rpc error: code = DeadlineExceeded desc = context deadline exceeded"}}}}
+		o.SetCreationTimestamp(created)
+		return o
+	}
+	started := func(c *fake.Cluster, ago time.Duration) {
+		c.Metric(controller1, `causeway_share_up{source="//server/share"} 0`)
+		c.Metric(controller1, "process_start_time_seconds "+itoa(int(time.Now().Add(-ago).Unix())))
+	}
+	for name, inject := range map[string]func(c *fake.Cluster){
+		"an error of the trash in the past": func(c *fake.Cluster) {
+			c.Metric(node1, "causeway_trash_entries 1")
+			c.Metric(node1, "causeway_trash_errors_total 7")
+			c.Metric(node1, `causeway_storage_conditions{reason="SweepFailed"} 1`)
+		},
+		"a volume that is copied": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(10 * time.Minute)
+			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Aborted desc = copying`)
+		},
+		"a snapshot that is copied": func(c *fake.Cluster) { c.Custom = append(c.Custom, content(fake.Ago(10*time.Minute))) },
+		"a promised root":           func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_available_bytes 0") },
+		"a root without a number of inodes": func(c *fake.Cluster) {
+			c.Metric(node1, "causeway_storage_inodes 0")
+			c.Metric(node1, "causeway_storage_free_inodes 0")
+		},
+		"sidecars of upstream": func(c *fake.Cluster) {
+			fake.Remove[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
+			for _, pod := range []string{controller1, controller2} {
+				c.Answer(pod, "sidecars", "/metrics", 200, "csi_sidecar_operations_seconds_count 1\n")
+			}
+		},
+		"a driver that just started": func(c *fake.Cluster) { started(c, time.Minute) },
+	} {
+		c := fake.Healthy()
+		inject(c)
+		if r := examine(t, c); len(r.Findings) > 0 || len(r.NotChecked) > 0 {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	for name, inject := range map[string]func(c *fake.Cluster){
+		"a snapshot without an end": func(c *fake.Cluster) { c.Custom = append(c.Custom, content(fake.Ago(time.Hour))) },
+		"a share":                   func(c *fake.Cluster) { started(c, time.Hour) },
+	} {
+		c := fake.Healthy()
+		inject(c)
+		if r := examine(t, c); len(r.Findings) != 1 {
+			t.Errorf("%s: %+v", name, r)
+		}
 	}
 }
 

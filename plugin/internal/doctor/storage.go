@@ -60,18 +60,23 @@ func storageMetrics(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// trash finds deleted objects that cannot be removed.
-func trash(p *cluster.Pod) []Finding {
+// trash finds deleted objects that cannot be removed. The condition ends with the fault, unlike the
+// counter of errors.
+func trash(p *cluster.Pod) (all []Finding) {
 	entries, _ := p.DriverMetrics.Value("causeway_trash_entries")
-	errors, _ := p.DriverMetrics.Value("causeway_trash_errors_total")
-	if entries == 0 || errors == 0 {
-		return nil
+	for _, s := range p.DriverMetrics.Samples("causeway_storage_conditions") {
+		if s.Labels["reason"] == "TrashStuck" && s.Value > 0 {
+			all = append(all, Finding{Severity: Warning, Object: p.Object() + nodeOf(p),
+				Cause:    "deleted volumes cannot be removed, so their space is not free (TrashStuck)",
+				Evidence: fmt.Sprintf("causeway_storage_conditions %s, causeway_trash_entries %g", s, entries),
+				Remedy:   "on the node: lsattr -R <root>/trash, and look for mounts inside", Page: pageStorage})
+		}
 	}
-	return []Finding{{Severity: Warning, Object: p.Object() + nodeOf(p),
-		Cause:    "deleted volumes cannot be removed, so their space is not free (TrashStuck)",
-		Evidence: fmt.Sprintf("causeway_trash_entries %g, causeway_trash_errors_total %g", entries, errors),
-		Remedy:   "on the node: lsattr -R <root>/trash, and look for mounts inside", Page: pageStorage}}
+	return all
 }
+
+// objectInodes is the number of inodes that the driver needs for a volume.
+const objectInodes = 3
 
 // storageSpace finds roots without space or inodes.
 func storageSpace(v *cluster.View) (all []Finding) {
@@ -81,6 +86,8 @@ func storageSpace(v *cluster.View) (all []Finding) {
 			free, _ := p.DriverMetrics.Value("causeway_storage_free_bytes")
 			available, _ := p.DriverMetrics.Value("causeway_storage_available_bytes")
 			promised, _ := p.DriverMetrics.Value("causeway_promised_bytes")
+			inodes, _ := p.DriverMetrics.Value("causeway_storage_inodes") // 0 if their number is not fixed
+			freeInodes, hasInodes := p.DriverMetrics.Value("causeway_storage_free_inodes")
 			if !ok || size == 0 {
 				continue
 			}
@@ -95,10 +102,13 @@ func storageSpace(v *cluster.View) (all []Finding) {
 			case free < size/10:
 				f.Cause = "less than a tenth of the disk of the root is free"
 				f.Remedy = "make the disk larger, or delete snapshots and volumes"
-			case available == 0 && promised < size-size/20:
-				f.Severity = Error
-				f.Cause = "the root takes no new volumes although space is free: its inodes are used up " +
-					"(StorageInodesExhausted)"
+			case hasInodes && inodes > 0 && freeInodes < inodes/20:
+				f.Cause = "less than a twentieth of the inodes of the root is free"
+				if freeInodes < objectInodes {
+					f.Severity = Error
+					f.Cause = "the inodes of the root are used up (StorageInodesExhausted): new files and volumes fail"
+				}
+				f.Evidence = fmt.Sprintf("%.0f of %.0f inodes are free", freeInodes, inodes)
 				f.Remedy = "see df -i on the node; delete files in volumes, or volumes and snapshots"
 			default:
 				continue
@@ -109,10 +119,15 @@ func storageSpace(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// shares finds shares that the controller cannot use.
+// shares finds shares that the controller cannot use. A driver that just started may still connect.
 func shares(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.ControllerPods() {
+			started, ok := p.DriverMetrics.Value("process_start_time_seconds")
+			now := v.Now.Add(p.DriverReady.Ahead) // on the clock of the pod
+			if ok && now.Sub(time.Unix(int64(started), 0)) < patience {
+				continue
+			}
 			for _, s := range p.DriverMetrics.Samples("causeway_share_up") {
 				if s.Value != 1 {
 					all = append(all, Finding{Severity: Error, Object: "share " + s.Labels["source"],

@@ -192,7 +192,8 @@ causeway_router_discovery_up 1
 			leads = 1
 		}
 		c.Answer(name, "sidecars", "/metrics", 200, fmt.Sprintf(
-			"csi_sidecars_controller_up{controller=\"provisioner\"} %d\n", leads))
+			"csi_sidecars_build_info{version=\"dev\"} 1\n"+
+				"csi_sidecars_controller_up{controller=\"provisioner\"} %d\n", leads))
 		return
 	}
 	c.Answer(name, "driver", "/metrics", 200, expiry+`causeway_volumes 3
@@ -207,6 +208,8 @@ causeway_trash_errors_total 0
 causeway_storage_size_bytes 8e+09
 causeway_storage_free_bytes 6e+09
 causeway_storage_available_bytes 5e+09
+causeway_storage_inodes 1e+06
+causeway_storage_free_inodes 9e+05
 causeway_promised_bytes 1e+09
 `)
 	c.Answer(name, "sidecars", "/metrics", 200, "csi_sidecars_controller_up{controller=\"livenessprobe\"} 1\n")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
+	"github.com/causeway-csi/causeway/internal/inventory"
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 )
 
@@ -29,14 +31,26 @@ const reservationLabel = "causeway.dev/orphan"
 // snapshot.
 const contentFinalizer = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
 
+// Fields of the policy, in spec.
+const (
+	volumePolicy  = "persistentVolumeReclaimPolicy"
+	contentPolicy = "deletionPolicy"
+)
+
 // Resources of reservations.
 var (
 	volumes  = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumes"}
 	contents = cluster.Contents
 )
 
-// ErrNamed reports that an orphan is none any more.
-var ErrNamed = errors.New("an object names it now")
+// Errors of Delete.
+var (
+	// ErrNamed reports that an object names the volume or snapshot by now.
+	ErrNamed = errors.New("an object names it now")
+	// ErrUnknown reports an error after the policy of the reservation was, or may have been, Delete.
+	ErrUnknown = errors.New("it is not known whether the driver deleted it, or will: run kubectl causeway orphans " +
+		"again, which lists it if the driver still holds it")
+)
 
 // Deletion deletes orphans. The driver's own sidecars do the work, so that no right and no call is
 // added, and the driver refuses a volume that is mounted:
@@ -44,22 +58,53 @@ var ErrNamed = errors.New("an object names it now")
 //  1. All objects are read again. If one names the orphan, or a claim of the driver is pending,
 //     nothing happens.
 //  2. The orphan gets a reservation: a PersistentVolume or a VolumeSnapshotContent with the policy
-//     Retain, which nothing deletes. From now on other searches see the orphan as named.
+//     Retain, which nothing deletes. From now on other searches see the orphan as named. The cluster
+//     must have processed it: the volume is Released, the content has its handle in its status.
 //  3. All objects are read again, without the reservation.
 //  4. The policy of the reservation becomes Delete, and the sidecar deletes the orphan, then the
 //     reservation.
+//  5. The driver lists its volumes again. The end of the reservation alone proves nothing.
 //
 // An error before step 4 removes the reservation, and the orphan stays. An object that is created
 // by hand after step 3 comes too late.
 type Deletion struct {
 	Search
-	Wait time.Duration // for each orphan
-	Poll time.Duration
-	Log  io.Writer
+	Report Report        // of the same search
+	Wait   time.Duration // for each orphan
+	Poll   time.Duration
+	Log    io.Writer
 }
 
-// Check returns the reason why the orphans of a report cannot be deleted, or nil.
-func (d *Deletion) Check(r Report) error {
+// Reset sets the policy of all reservations that an interrupted run has left to Retain. It must run
+// before any other step of a deletion.
+func (d *Deletion) Reset(ctx context.Context) error {
+	var errs []error
+	for _, left := range d.Report.Reservations {
+		if left.Policy == string(corev1.PersistentVolumeReclaimRetain) {
+			continue
+		}
+		r := &reservation{resource: volumes, field: volumePolicy, name: left.Name, uid: left.uid}
+		if left.Kind == contentKind {
+			r.resource, r.field = contents, contentPolicy
+		}
+		err := d.policy(ctx, r, "Retain")
+		switch {
+		case apierrors.IsNotFound(err):
+			continue // the sidecar has deleted it
+		case err != nil:
+			errs = append(errs, fmt.Errorf("set the policy of %s/%s from %s to Retain: %w", left.Kind, left.Name,
+				left.Policy, err))
+			continue
+		}
+		fmt.Fprintf(d.Log, "%s/%s of an interrupted run: the policy was %s, and is Retain now\n", left.Kind, left.Name,
+			left.Policy)
+	}
+	return errors.Join(errs...)
+}
+
+// Check returns the reason why the orphans of the report cannot be deleted, or nil.
+func (d *Deletion) Check() error {
+	r := d.Report
 	switch {
 	case !d.Driver.Routed():
 		return errors.New("the storage of the driver is not on nodes: another cluster may have volumes on the same " +
@@ -69,12 +114,12 @@ func (d *Deletion) Check(r Report) error {
 	case d.Driver.Controller == nil:
 		return errors.New("the driver has no controller")
 	}
-	return nil
+	return nameFlags(d.Driver.Controller)
 }
 
 func pendingError(claims []string) error {
-	return fmt.Errorf("%d claims of the driver are pending, and a volume may be being made for each of them: wait, or "+
-		"delete them: %v", len(claims), claims[:min(len(claims), 10)])
+	return fmt.Errorf("%d claims of the driver are pending, and the driver may be creating their volumes: wait, or "+
+		"delete the claims: %v", len(claims), claims[:min(len(claims), 10)])
 }
 
 // Deletable returns the orphans that Delete deletes, and the number of the others: members of group
@@ -90,8 +135,8 @@ func Deletable(all []Orphan) (some []Orphan, others int) {
 	return some, others
 }
 
-// Delete deletes one orphan. Errors: ErrNamed if an object names it by now, and an error if it was
-// not deleted within Wait.
+// Delete deletes one orphan. Errors: ErrNamed, if nothing was deleted; ErrUnknown, if the driver has
+// not confirmed the delete within Wait. After all other errors the orphan is still there.
 func (d *Deletion) Delete(ctx context.Context, o Orphan) error {
 	if err := d.look(ctx, o, nil); err != nil {
 		return err
@@ -106,24 +151,45 @@ func (d *Deletion) Delete(ctx context.Context, o Orphan) error {
 		return errors.Join(err, d.release(ctx, r))
 	}
 	if err := d.commit(ctx, r); err != nil {
-		return errors.Join(err, d.release(ctx, r))
+		return errors.Join(err, ErrUnknown, d.release(ctx, r))
 	}
 	if err := d.gone(ctx, r); err != nil {
-		return errors.Join(err, d.release(ctx, r))
+		return errors.Join(err, ErrUnknown, d.release(ctx, r))
+	}
+	return d.confirm(ctx, o)
+}
+
+// confirm returns an error unless the driver no longer holds the orphan.
+func (d *Deletion) confirm(ctx context.Context, o Orphan) error {
+	held, err := d.List(ctx)
+	if err != nil {
+		return errors.Join(fmt.Errorf("list the volumes of the driver again: %w", err), ErrUnknown)
+	}
+	for _, h := range slices.Concat(held.Volumes, held.Snapshots) {
+		if inventory.Key(h.ID) == inventory.Key(o.ID) {
+			return errors.New("its reservation was deleted, but the driver still holds it")
+		}
 	}
 	return nil
 }
 
-// reserved waits until the cluster has seen the reservation, and looks again.
+// reserved waits until the cluster has processed the reservation, and looks again.
 func (d *Deletion) reserved(ctx context.Context, o Orphan, r *reservation) error {
-	if r.resource == volumes {
-		err := d.until(ctx, r, func(o *unstructured.Unstructured) bool {
-			phase, _, _ := unstructured.NestedString(o.Object, "status", "phase")
-			return phase == string(corev1.VolumeReleased)
-		})
-		if err != nil {
-			return fmt.Errorf("the PersistentVolume %s does not become Released: %w", r.name, err)
-		}
+	ready, state := func(pv *unstructured.Unstructured) bool {
+		phase, _, _ := unstructured.NestedString(pv.Object, "status", "phase")
+		return phase == string(corev1.VolumeReleased)
+	}, "does not become Released"
+	if r.resource == contents {
+		// The snapshotter calls DeleteSnapshot only for a content with a handle in its status, and
+		// otherwise just removes the finalizer: external-snapshotter v8.7.0,
+		// pkg/sidecar-controller/snapshot_controller.go, syncContent.
+		ready, state = func(content *unstructured.Unstructured) bool {
+			handle, _, _ := unstructured.NestedString(content.Object, "status", "snapshotHandle")
+			return handle == o.ID
+		}, "does not get the handle in its status"
+	}
+	if err := d.until(ctx, r, ready); err != nil {
+		return fmt.Errorf("the reservation %s %s: %w", r.name, state, err)
 	}
 	return d.look(ctx, o, map[types.UID]bool{r.uid: true})
 }
@@ -134,6 +200,10 @@ func (d *Deletion) look(ctx context.Context, o Orphan, except map[types.UID]bool
 	switch {
 	case err != nil:
 		return err
+	case d.Report.read.missing(n) != "":
+		return fmt.Errorf("%w: the report counted objects of the kind %s, and now there are none: run the "+
+			"command again",
+			ErrNoConclusion, d.Report.read.missing(n))
 	case n.named(o.ID):
 		return ErrNamed
 	case len(n.pending) > 0:
@@ -156,7 +226,7 @@ func (d *Deletion) reservation(o Orphan) *reservation {
 	name := "causeway-orphan-" + rand.String(10)
 	labels := map[string]any{reservationLabel: "true"}
 	if o.What == "snapshot" {
-		return &reservation{resource: contents, field: "deletionPolicy", object: &unstructured.Unstructured{
+		return &reservation{resource: contents, field: contentPolicy, object: &unstructured.Unstructured{
 			Object: map[string]any{
 				"apiVersion": contents.GroupVersion().String(), "kind": contentKind,
 				"metadata": map[string]any{"name": name, "labels": labels, "finalizers": []any{contentFinalizer}},
@@ -187,7 +257,7 @@ func (d *Deletion) reservation(o Orphan) *reservation {
 		panic(err) // a typed object of the API
 	}
 	delete(object, "status")
-	return &reservation{resource: volumes, field: "persistentVolumeReclaimPolicy", object: &unstructured.Unstructured{
+	return &reservation{resource: volumes, field: volumePolicy, object: &unstructured.Unstructured{
 		Object: object}}
 }
 
@@ -231,7 +301,7 @@ func (d *Deletion) gone(ctx context.Context, r *reservation) error {
 	if listErr == nil && len(events.Items) > 0 {
 		err = errors.Join(err, errors.New(events.Items[len(events.Items)-1].Message))
 	}
-	return fmt.Errorf("the driver has not deleted it: %w", err)
+	return fmt.Errorf("the reservation %s was not deleted: %w", r.name, err)
 }
 
 // until waits until an object has a property. Errors: NotFound if the object is gone.
@@ -274,5 +344,6 @@ func (d *Deletion) release(ctx context.Context, r *reservation) error {
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil
 	}
-	return fmt.Errorf("the reservation %s is left, remove it by hand: %w", r.name, err)
+	return fmt.Errorf("the reservation %s may be left, with the policy Delete: run the command with --delete again, "+
+		"which sets the policy to Retain, then delete the reservation by hand: %w", r.name, err)
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,6 +18,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/inventory"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 )
 
 // Kinds without whose objects a kind of the driver is not judged.
@@ -49,15 +52,31 @@ type digestKey struct {
 
 // names are the IDs that the objects of a cluster name.
 type names struct {
-	driver       string
-	ids          map[string]bool    // anywhere in an object
-	digests      map[digestKey]bool // of the names that claims and snapshots give to their volumes
-	count        map[string]int     // objects of a kind
+	driver  string
+	ids     map[string]bool    // anywhere in an object
+	digests map[digestKey]bool // of the names that claims and snapshots give to their volumes
+	read
 	pending      []string
-	reservations []string
+	reservations []Reservation
 	claims       []unstructured.Unstructured // pending, until the classes are known
 	classes      map[string]string           // provisioners
 	prefix       func(what, uid string) string
+}
+
+// read has the number of objects of each kind that the API server has.
+type read struct{ count map[string]int }
+
+// missing returns a kind of r that a later reading lacks: it has no objects there, or the API server
+// no longer has the kind. Otherwise it returns "".
+func (r read) missing(later *names) string {
+	for _, k := range kinds {
+		had, known := r.count[k.kind]
+		has, still := later.count[k.kind]
+		if known && !still || had > 0 && has == 0 {
+			return k.kind
+		}
+	}
+	return ""
 }
 
 // named reports whether an object names the ID.
@@ -89,8 +108,9 @@ func (s *Search) read(ctx context.Context, except map[types.UID]bool) (*names, e
 			versions[g.Name] = cmp.Or(g.PreferredVersion.Version, "v1")
 		}
 	}
-	n := &names{driver: s.Driver.Name, ids: map[string]bool{}, digests: map[digestKey]bool{}, count: map[string]int{},
-		classes: map[string]string{}, prefix: s.volumeName, pending: []string{}, reservations: []string{}}
+	n := &names{driver: s.Driver.Name, ids: map[string]bool{}, digests: map[digestKey]bool{},
+		read: read{map[string]int{}}, classes: map[string]string{}, prefix: s.volumeName, pending: []string{},
+		reservations: []Reservation{}}
 	for _, k := range kinds {
 		version := versions[k.group]
 		if version == "" {
@@ -117,6 +137,7 @@ func (s *Search) readKind(ctx context.Context, r schema.GroupVersionResource, ki
 		if err != nil {
 			return err
 		}
+		n.count[kind] = max(n.count[kind], 0) // the API server has the kind
 		for i := range page.Items {
 			o := &page.Items[i]
 			if except[o.GetUID()] {
@@ -151,24 +172,54 @@ func (n *names) object(kind string, o *unstructured.Unstructured) error {
 	if _, err := finder.Write(text); err != nil {
 		return err
 	}
-	uid := string(o.GetUID())
+	n.digest(kind, o)
 	switch kind {
 	case "PersistentVolumeClaim":
-		n.digests[digestKey{volumeid.Volume, volumeid.NameDigest(n.prefix("provisioner-volume", uid))}] = true
 		if phase, _, _ := unstructured.NestedString(o.Object, "status", "phase"); phase != "Bound" && phase != "Lost" {
 			n.claims = append(n.claims, *o)
 		}
-	case "VolumeSnapshot":
-		n.digests[digestKey{volumeid.Snapshot, volumeid.NameDigest(n.prefix("snapshotter-snapshot", uid))}] = true
-	case "VolumeGroupSnapshot":
-		n.digests[digestKey{volumeid.Group, volumeid.NameDigest(n.prefix("snapshotter-groupsnapshot", uid))}] = true
 	case "StorageClass":
 		n.classes[o.GetName()], _, _ = unstructured.NestedString(o.Object, "provisioner")
 	}
 	if o.GetLabels()[reservationLabel] != "" {
-		n.reservations = append(n.reservations, kind+"/"+o.GetName())
+		field := volumePolicy
+		if kind == contentKind {
+			field = contentPolicy
+		}
+		policy, _, _ := unstructured.NestedString(o.Object, "spec", field)
+		n.reservations = append(n.reservations, Reservation{kind, o.GetName(), policy, o.GetUID()})
 	}
 	return nil
+}
+
+// digest notes the names that the sidecars give to the volumes of claims and snapshots, by the UID
+// of the object itself, or by that in the reference of its PersistentVolume or content.
+func (n *names) digest(kind string, o *unstructured.Unstructured) {
+	uid := string(o.GetUID())
+	reference := func(field string) {
+		uid, _, _ = unstructured.NestedString(o.Object, "spec", field, "uid")
+	}
+	of, what := volumeid.Volume, "provisioner-volume"
+	switch kind {
+	case "PersistentVolumeClaim":
+	case volumeKind:
+		reference("claimRef")
+	case "VolumeSnapshot":
+		of, what = volumeid.Snapshot, "snapshotter-snapshot"
+	case contentKind:
+		of, what = volumeid.Snapshot, "snapshotter-snapshot"
+		reference("volumeSnapshotRef")
+	case "VolumeGroupSnapshot":
+		of, what = volumeid.Group, "snapshotter-groupsnapshot"
+	case groupKind:
+		of, what = volumeid.Group, "snapshotter-groupsnapshot"
+		reference("volumeGroupSnapshotRef")
+	default:
+		return
+	}
+	if uid != "" {
+		n.digests[digestKey{of, volumeid.NameDigest(n.prefix(what, uid))}] = true
+	}
 }
 
 // handles returns the IDs in the typed fields of an object.
@@ -236,6 +287,26 @@ func (s *Search) volumeName(what, uid string) string {
 		return prefix + "-" + short[:length]
 	}
 	return prefix + "-" + uid
+}
+
+// nameFlag matches a flag that volumeName reads, with a value that Kubernetes does not expand.
+var nameFlag = regexp.MustCompile(`^--?(provisioner-volume|snapshotter-snapshot|snapshotter-groupsnapshot)-name-` +
+	`(prefix=[^$]+|uuid-length=-?[0-9]+)$`)
+
+// nameFlags returns an error if a sidecar of the controller has a flag for the names of volumes in a
+// form that volumeName does not read. Upstream's sidecars have --volume-name-prefix.
+func nameFlags(w *cluster.Workload) error {
+	for _, c := range w.Template.Spec.Containers {
+		for _, arg := range slices.Concat(c.Command, c.Args) {
+			if (strings.Contains(arg, "name-prefix") || strings.Contains(arg, "name-uuid-length")) &&
+				(!nameFlag.MatchString(arg) || slices.Contains(c.Command, arg)) {
+				return fmt.Errorf("container %s has the argument %.100q: the names of volumes cannot be derived "+
+					"from their claims, which protects claims without a PersistentVolume. Only flags of csi-sidecars "+
+					"in one argument are supported, such as --provisioner-volume-name-prefix=pvc", c.Name, arg)
+			}
+		}
+	}
+	return nil
 }
 
 // decode parses the output of driver list.

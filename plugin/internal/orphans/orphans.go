@@ -14,6 +14,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/causeway-csi/causeway/internal/inventory"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
@@ -53,12 +55,21 @@ type Report struct {
 	Snapshots Count    `json:"snapshots"` // without members of group snapshots
 	Members   Count    `json:"members"`   // members of group snapshots
 	Orphans   []Orphan `json:"orphans"`   // volumes first, by ID
-	// Pending are the pending claims of the driver, as namespace/name. While there are any, orphans
-	// may be volumes that are being made.
+	// Pending are the pending claims of the driver, as namespace/name. While there are any, the driver
+	// may be creating the volumes that are reported as orphans.
 	Pending []string `json:"pendingClaims"`
 	// Reservations are the objects that an interrupted delete has left. Their volumes count as
 	// named.
-	Reservations []string `json:"reservations"`
+	Reservations []Reservation `json:"reservations"`
+	read         read
+}
+
+// Reservation is an object that an interrupted delete has left.
+type Reservation struct {
+	Kind   string `json:"kind"`
+	Name   string `json:"name"`
+	Policy string `json:"policy"` // Retain, or Delete: then a sidecar deletes the volume or snapshot
+	uid    types.UID
 }
 
 // Count has the numbers of a kind.
@@ -113,7 +124,8 @@ func (s *Search) sleep(ctx context.Context, d time.Duration) error {
 
 // judge compares the objects of the driver with the objects of the cluster.
 func (s *Search) judge(held *inventory.Inventory, n *names) (Report, error) {
-	r := Report{Driver: held.Driver, Pending: n.pending, Reservations: n.reservations, Orphans: []Orphan{}}
+	r := Report{Driver: held.Driver, Pending: n.pending, Reservations: n.reservations, Orphans: []Orphan{},
+		read: n.read}
 	if !s.NoVolumes {
 		r.Volumes.NotJudged = n.lacks(volumeKind, "--expect-no-volumes")
 	}

@@ -143,10 +143,17 @@ func TestANamedVolumeIsNoOrphan(t *testing.T) {
 	snapshotOf.SetUID("2")
 	groupOf := object("VolumeGroupSnapshot", map[string]any{})
 	groupOf.SetUID("2")
+	referring := func(o *unstructured.Unstructured, field string) *unstructured.Unstructured {
+		o.Object["spec"].(map[string]any)[field] = map[string]any{"uid": "2", "name": "x"}
+		return o
+	}
 	for name, tc := range map[string]struct {
 		objects []*unstructured.Unstructured
 		want    string
 	}{
+		"named by a reference to its claim":    {append(without(all(), 1), referring(pv("x"), "claimRef")), "3/3/0 2/2/0 3/3/0"},
+		"named by a reference to its snapshot": {append(without(all(), 4), referring(content("x"), "volumeSnapshotRef")), "3/3/0 2/2/0 3/3/0"},
+		"named by a reference to its group":    {append(without(all(), 6), referring(groupContent("x"), "volumeGroupSnapshotRef")), "3/3/0 2/2/0 3/3/0"},
 		"all named":                            {all(), "3/3/0 2/2/0 3/3/0"},
 		"a volume":                             {without(all(), 1), "3/2/1 2/2/0 3/3/0 v2"},
 		"a snapshot":                           {without(all(), 4), "3/3/0 2/1/1 3/3/0 s2"},
@@ -349,6 +356,7 @@ func TestPendingClaimsAndReservationsAreReported(t *testing.T) {
 	byHand.Object["spec"] = map[string]any{"storageClassName": ""}
 	left := pv(v2)
 	left.SetLabels(map[string]string{reservationLabel: "true"})
+	left.Object["spec"].(map[string]any)[volumePolicy] = "Delete"
 	c := fake.Healthy()
 	class := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": "other",
 		"metadata": map[string]any{"name": "manual"}}}
@@ -357,6 +365,10 @@ func TestPendingClaimsAndReservationsAreReported(t *testing.T) {
 	r, err := s.Find(context.Background())
 	if err != nil || len(r.Pending) != 1 || len(r.Reservations) != 1 || len(r.Orphans) != 0 {
 		t.Errorf("%+v, %v", r, err)
+	}
+	var text strings.Builder
+	if err := r.Text(&text); err != nil || !strings.Contains(text.String(), "Its policy is Delete: a sidecar deletes") {
+		t.Errorf("%v: %s", err, text.String())
 	}
 }
 
@@ -390,7 +402,7 @@ func TestHandlesOfTypedFields(t *testing.T) {
 			t.Errorf("%s: %s, want %s", o.GetKind(), got, want)
 		}
 	}
-	n := &names{ids: map[string]bool{}, digests: map[digestKey]bool{}, count: map[string]int{}}
+	n := &names{ids: map[string]bool{}, digests: map[digestKey]bool{}, prefix: (&Search{Driver: &cluster.Driver{}}).volumeName}
 	if err := n.object(volumeKind, pv("another form of ID@address")); err != nil || !n.ids["another form of ID"] {
 		t.Errorf("%v: %v", n.ids, err)
 	}

@@ -8,6 +8,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/causeway-csi/causeway/plugin/internal/safe"
 )
 
@@ -44,13 +46,18 @@ func (r Report) Text(out io.Writer) error {
 		fmt.Fprintf(w, "%s: %d held, %d named, %d orphans\n", c.what, c.Held, c.Named, c.Orphans)
 	}
 	if len(r.Pending) > 0 && len(r.Orphans) > 0 {
-		fmt.Fprintf(w, "%d claims are pending: a volume may be being made for each of them: run the command again "+
+		fmt.Fprintf(w, "%d claims are pending, and the driver may be creating their volumes: run the command again "+
 			"later\n",
 			len(r.Pending))
 	}
-	for _, name := range r.Reservations {
-		fmt.Fprintf(w, "%s is left of an interrupted delete, and names its orphan: delete it, its policy is "+
-			"Retain\n", safe.Text(name))
+	for _, left := range r.Reservations {
+		remedy := "delete it by hand"
+		if left.Policy != string(corev1.PersistentVolumeReclaimRetain) {
+			remedy = "a sidecar deletes the volume or snapshot as soon as it can; --delete first sets the policy " +
+				"to Retain"
+		}
+		fmt.Fprintf(w, "%s is left of an interrupted delete, and names its orphan. Its policy is %s: %s\n",
+			safe.Text(left.Kind+"/"+left.Name), safe.Text(left.Policy), remedy)
 	}
 	return w.Flush()
 }

@@ -64,114 +64,117 @@ type Files struct {
 	Errors []string        `json:"errors,omitempty"`
 }
 
-// teller collects a story.
-type teller struct {
-	client  cluster.Client
-	program string
-	story   *Story
-	claim   *corev1.PersistentVolumeClaim
-	volume  *corev1.PersistentVolume
+// builder collects a story.
+type builder struct {
+	client    cluster.Client
+	selection cluster.Selection
+	program   string
+	story     *Story
+	claim     *corev1.PersistentVolumeClaim
+	volume    *corev1.PersistentVolume
 }
 
-// Of returns the story of a claim, or of the PersistentVolume pv/NAME. program is the path of the
-// driver in its image. Errors: those of the first object.
-func Of(ctx context.Context, c cluster.Client, namespace, name, program string) (*Story, error) {
-	t := &teller{client: c, program: program, story: &Story{Objects: []Object{}, Events: []Event{},
-		NotRead: []string{}}}
-	if err := t.first(ctx, namespace, name); err != nil {
+// Of returns the story of a claim, or of the PersistentVolume pv/NAME. The selection is that of the
+// installation; namespace is that of the claim. program is the path of the driver in its image.
+// Errors: those of the first object.
+func Of(ctx context.Context, c cluster.Client, selection cluster.Selection, namespace, name,
+	program string) (*Story, error) {
+	b := &builder{client: c, selection: selection, program: program,
+		story: &Story{Objects: []Object{}, Events: []Event{}, NotRead: []string{}}}
+	if err := b.first(ctx, namespace, name); err != nil {
 		return nil, err
 	}
-	t.objects(ctx)
-	if t.volume != nil {
-		t.driver(ctx)
+	b.objects(ctx)
+	if b.volume != nil {
+		b.driver(ctx)
 	}
-	slices.SortStableFunc(t.story.Events, func(a, b Event) int { return a.Time.Compare(b.Time) })
-	return t.story, nil
+	slices.SortStableFunc(b.story.Events, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	return b.story, nil
 }
 
 // first reads the claim and its volume.
-func (t *teller) first(ctx context.Context, namespace, name string) (err error) {
-	core := t.client.Kube.CoreV1()
+func (b *builder) first(ctx context.Context, namespace, name string) (err error) {
+	core := b.client.Kube.CoreV1()
 	if pv, ok := strings.CutPrefix(name, "pv/"); ok {
-		if t.volume, err = core.PersistentVolumes().Get(ctx, pv, metav1.GetOptions{}); err != nil {
+		if b.volume, err = core.PersistentVolumes().Get(ctx, pv, metav1.GetOptions{}); err != nil {
 			return err
 		}
-		ref := t.volume.Spec.ClaimRef
+		ref := b.volume.Spec.ClaimRef
 		if ref == nil {
 			return nil
 		}
 		claim, err := core.PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 		if err != nil {
-			t.lack("claim", err)
+			b.lack("claim", err)
 			return nil
 		}
-		t.claim = claim
+		b.claim = claim
 		return nil
 	}
-	if t.claim, err = core.PersistentVolumeClaims(namespace).Get(ctx, strings.TrimPrefix(name, "pvc/"),
+	if b.claim, err = core.PersistentVolumeClaims(namespace).Get(ctx, strings.TrimPrefix(name, "pvc/"),
 		metav1.GetOptions{}); err != nil {
 		return err
 	}
-	if t.claim.Spec.VolumeName == "" {
+	if b.claim.Spec.VolumeName == "" {
 		return nil
 	}
-	volume, err := core.PersistentVolumes().Get(ctx, t.claim.Spec.VolumeName, metav1.GetOptions{})
+	volume, err := core.PersistentVolumes().Get(ctx, b.claim.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
-		t.lack("PersistentVolume", err)
+		b.lack("PersistentVolume", err)
 		return nil
 	}
-	t.volume = volume
+	b.volume = volume
 	return nil
 }
 
 // lack notes a part that could not be read.
-func (t *teller) lack(what string, err error) {
+func (b *builder) lack(what string, err error) {
 	if err != nil {
-		t.story.NotRead = append(t.story.NotRead, fmt.Sprintf("%s: %v", what, err))
+		b.story.NotRead = append(b.story.NotRead, fmt.Sprintf("%s: %v", what, err))
 	}
 }
 
 // add adds an object with its events.
-func (t *teller) add(ctx context.Context, kind, namespace, name, state string) {
-	t.story.Objects = append(t.story.Objects, Object{kind, strings.TrimPrefix(namespace+"/"+name, "/"), state})
-	events, err := t.client.Kube.CoreV1().Events(namespace).List(ctx,
+func (b *builder) add(ctx context.Context, kind, namespace, name, state string) {
+	b.story.Objects = append(b.story.Objects, Object{kind, strings.TrimPrefix(namespace+"/"+name, "/"), state})
+	events, err := b.client.Kube.CoreV1().Events(namespace).List(ctx,
 		metav1.ListOptions{FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name})
 	if err != nil {
-		t.lack("events of "+kind+"/"+name, err)
+		b.lack("events of "+kind+"/"+name, err)
 		return
 	}
 	for _, e := range events.Items {
 		if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name {
 			continue
 		}
-		t.story.Events = append(t.story.Events, Event{cluster.EventTime(e).UTC(), kind + "/" + name, e.Type,
+		b.story.Events = append(b.story.Events, Event{cluster.EventTime(e).UTC(), kind + "/" + name, e.Type,
 			e.Reason, e.Message})
 	}
 }
 
 // objects collects the objects around the volume.
-func (t *teller) objects(ctx context.Context) {
-	if c := t.claim; c != nil {
-		t.story.Claim = c.Namespace + "/" + c.Name
-		t.add(ctx, "PersistentVolumeClaim", c.Namespace, c.Name, claimState(c))
+func (b *builder) objects(ctx context.Context) {
+	if c := b.claim; c != nil {
+		b.story.Claim = c.Namespace + "/" + c.Name
+		b.add(ctx, "PersistentVolumeClaim", c.Namespace, c.Name, claimState(c))
 		if c.Spec.StorageClassName != nil && *c.Spec.StorageClassName != "" {
-			t.class(ctx, *c.Spec.StorageClassName)
+			b.class(ctx, *c.Spec.StorageClassName)
 		}
-		t.pods(ctx)
+		b.pods(ctx)
 	}
-	if v := t.volume; v != nil {
-		t.story.Volume = v.Name
-		t.add(ctx, "PersistentVolume", "", v.Name, fmt.Sprintf("%s, %s, policy %s", v.Status.Phase,
+	if v := b.volume; v != nil {
+		b.story.Volume = v.Name
+		b.add(ctx, "PersistentVolume", "", v.Name, fmt.Sprintf("%s, %s, policy %s", v.Status.Phase,
 			v.Spec.Capacity.Storage(), v.Spec.PersistentVolumeReclaimPolicy))
 		if v.Spec.CSI == nil {
-			t.lack("driver", errors.New("the volume is none of CSI"))
+			b.lack("driver", errors.New("the PersistentVolume has no CSI driver"))
 		} else {
-			t.story.Driver, t.story.Handle = v.Spec.CSI.Driver, v.Spec.CSI.VolumeHandle
-			t.story.Node = strings.Join(cluster.NodesOf(v), ",")
+			b.story.Driver, b.story.Handle = v.Spec.CSI.Driver, v.Spec.CSI.VolumeHandle
+			b.story.Node = strings.Join(cluster.NodesOf(v), ",")
 		}
-		t.attachments(ctx)
+		b.attachments(ctx)
 	}
-	t.snapshots(ctx)
+	b.snapshots(ctx)
 }
 
 func claimState(c *corev1.PersistentVolumeClaim) string {
@@ -183,37 +186,37 @@ func claimState(c *corev1.PersistentVolumeClaim) string {
 	return s
 }
 
-func (t *teller) class(ctx context.Context, name string) {
-	class, err := t.client.Kube.StorageV1().StorageClasses().Get(ctx, name, metav1.GetOptions{})
+func (b *builder) class(ctx context.Context, name string) {
+	class, err := b.client.Kube.StorageV1().StorageClasses().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		t.lack("StorageClass", err)
+		b.lack("StorageClass", err)
 		return
 	}
 	mode := "Immediate"
 	if class.VolumeBindingMode != nil {
 		mode = string(*class.VolumeBindingMode)
 	}
-	t.add(ctx, "StorageClass", "", name, fmt.Sprintf("%s, %s", class.Provisioner, mode))
-	if t.story.Driver == "" {
-		t.story.Driver = class.Provisioner
+	b.add(ctx, "StorageClass", "", name, fmt.Sprintf("%s, %s", class.Provisioner, mode))
+	if b.story.Driver == "" {
+		b.story.Driver = class.Provisioner
 	}
 }
 
 // pods adds the pods that use the claim.
-func (t *teller) pods(ctx context.Context) {
-	all, err := t.client.Kube.CoreV1().Pods(t.claim.Namespace).List(ctx, metav1.ListOptions{})
+func (b *builder) pods(ctx context.Context) {
+	all, err := b.client.Kube.CoreV1().Pods(b.claim.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		t.lack("pods", err)
+		b.lack("pods", err)
 		return
 	}
 	for _, p := range all.Items {
 		for _, v := range p.Spec.Volumes {
-			if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == t.claim.Name {
+			if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == b.claim.Name {
 				state := fmt.Sprintf("%s on %s", p.Status.Phase, p.Spec.NodeName)
 				if p.DeletionTimestamp != nil {
 					state += ", terminating since " + p.DeletionTimestamp.UTC().Format(time.RFC3339)
 				}
-				t.add(ctx, "Pod", p.Namespace, p.Name, state)
+				b.add(ctx, "Pod", p.Namespace, p.Name, state)
 				break
 			}
 		}
@@ -221,49 +224,49 @@ func (t *teller) pods(ctx context.Context) {
 }
 
 // attachments adds the VolumeAttachments of the volume.
-func (t *teller) attachments(ctx context.Context) {
-	all, err := t.client.Kube.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+func (b *builder) attachments(ctx context.Context) {
+	all, err := b.client.Kube.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		t.lack("VolumeAttachments", err)
+		b.lack("VolumeAttachments", err)
 		return
 	}
 	for _, a := range all.Items {
-		if a.Spec.Source.PersistentVolumeName != nil && *a.Spec.Source.PersistentVolumeName == t.volume.Name {
-			t.add(ctx, "VolumeAttachment", "", a.Name, fmt.Sprintf("to %s, attached %t", a.Spec.NodeName,
+		if a.Spec.Source.PersistentVolumeName != nil && *a.Spec.Source.PersistentVolumeName == b.volume.Name {
+			b.add(ctx, "VolumeAttachment", "", a.Name, fmt.Sprintf("to %s, attached %t", a.Spec.NodeName,
 				a.Status.Attached))
 		}
 	}
 }
 
 // snapshots adds the snapshots of the claim and the contents that name the volume.
-func (t *teller) snapshots(ctx context.Context) {
-	contents, err := t.client.Dynamic.Resource(cluster.Contents).List(ctx, metav1.ListOptions{})
+func (b *builder) snapshots(ctx context.Context) {
+	contents, err := b.client.Dynamic.Resource(cluster.Contents).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		t.lack("VolumeSnapshotContents", err)
-	} else if t.volume != nil && t.volume.Spec.CSI != nil {
+		b.lack("VolumeSnapshotContents", err)
+	} else if b.volume != nil && b.volume.Spec.CSI != nil {
 		for i := range contents.Items {
 			o := &contents.Items[i]
 			if source, _, _ := unstructured.NestedString(o.Object, "spec", "source",
-				"volumeHandle"); source == t.volume.Spec.CSI.VolumeHandle {
-				t.add(ctx, "VolumeSnapshotContent", "", o.GetName(), snapshotState(o))
+				"volumeHandle"); source == b.volume.Spec.CSI.VolumeHandle {
+				b.add(ctx, "VolumeSnapshotContent", "", o.GetName(), snapshotState(o))
 			}
 		}
 	}
-	if t.claim == nil {
+	if b.claim == nil {
 		return
 	}
-	snapshots, err := t.client.Dynamic.Resource(cluster.SnapshotVersion.WithResource("volumesnapshots")).Namespace(
-		t.claim.Namespace).
+	snapshots, err := b.client.Dynamic.Resource(cluster.SnapshotVersion.WithResource("volumesnapshots")).Namespace(
+		b.claim.Namespace).
 		List(ctx, metav1.ListOptions{})
 	if err != nil {
-		t.lack("VolumeSnapshots", err)
+		b.lack("VolumeSnapshots", err)
 		return
 	}
 	for i := range snapshots.Items {
 		o := &snapshots.Items[i]
 		if source, _, _ := unstructured.NestedString(o.Object, "spec", "source",
-			"persistentVolumeClaimName"); source == t.claim.Name {
-			t.add(ctx, "VolumeSnapshot", o.GetNamespace(), o.GetName(), snapshotState(o))
+			"persistentVolumeClaimName"); source == b.claim.Name {
+			b.add(ctx, "VolumeSnapshot", o.GetNamespace(), o.GetName(), snapshotState(o))
 		}
 	}
 }
@@ -278,38 +281,55 @@ func snapshotState(o *unstructured.Unstructured) string {
 }
 
 // driver asks the driver, in the pod of its controller and in the pod on the node.
-func (t *teller) driver(ctx context.Context) {
-	if t.story.Handle == "" {
+func (b *builder) driver(ctx context.Context) {
+	if b.story.Handle == "" {
 		return
 	}
-	found, err := cluster.Find(ctx, t.client, cluster.Selection{Driver: t.story.Driver})
+	d, err := b.installation(ctx)
 	if err != nil {
-		t.lack("driver", err)
+		b.lack("driver", err)
 		return
 	}
-	d := found[0]
 	var out bytes.Buffer
-	if err := orphans.InController(ctx, t.client, d, []string{t.program, "list", "--volume=" + t.story.Handle},
+	if err := orphans.InController(ctx, b.client, d, []string{b.program, "list", "--volume=" + b.story.Handle},
 		&out); err != nil {
-		t.lack("record and health", err)
-	} else if err := json.Unmarshal(out.Bytes(), &t.story.Record); err != nil {
-		t.lack("record and health", err)
+		b.lack("record and health", err)
+	} else if err := json.Unmarshal(out.Bytes(), &b.story.Record); err != nil {
+		b.lack("record and health", err)
 	}
-	pod := t.podOfNode(d)
+	pod := b.podOfNode(d)
 	if pod == nil {
-		t.lack("path, mounts and jobs", fmt.Errorf("no pod of the driver runs on the node of the volume (%s)",
-			t.story.Node))
+		b.lack("path, mounts and jobs", fmt.Errorf("no pod of the driver runs on the node of the volume (%s)",
+			b.story.Node))
 		return
 	}
-	t.files(ctx, pod)
-	t.jobs(ctx, pod)
+	b.files(ctx, pod)
+	b.jobs(ctx, pod)
+}
+
+// installation returns the selected installation of the volume's driver.
+func (b *builder) installation(ctx context.Context) (*cluster.Driver, error) {
+	selected := b.selection
+	if selected.Driver != "" && selected.Driver != b.story.Driver {
+		return nil, fmt.Errorf("the volume is one of %q, not of %q", b.story.Driver, selected.Driver)
+	}
+	selected.Driver = b.story.Driver
+	found, err := cluster.Find(ctx, b.client, selected)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) > 1 {
+		return nil, fmt.Errorf("%s has installations in the namespaces %s and %s: choose one with --release",
+			b.story.Driver, found[0].Namespace, found[1].Namespace)
+	}
+	return found[0], nil
 }
 
 // podOfNode returns the running pod of the driver on the node of the volume, or for storage without
 // nodes on the node of the first pod that uses it.
-func (t *teller) podOfNode(d *cluster.Driver) *cluster.Pod {
-	node := t.story.Node
-	for _, o := range t.story.Objects {
+func (b *builder) podOfNode(d *cluster.Driver) *cluster.Pod {
+	node := b.story.Node
+	for _, o := range b.story.Objects {
 		if _, on, ok := strings.Cut(o.State, "Running on "); ok && o.Kind == "Pod" && node == "" {
 			node, _, _ = strings.Cut(on, ",")
 		}
@@ -323,17 +343,17 @@ func (t *teller) podOfNode(d *cluster.Driver) *cluster.Pod {
 }
 
 // files runs the command show in the pod of the node.
-func (t *teller) files(ctx context.Context, p *cluster.Pod) {
-	digest := sha256.Sum256([]byte(t.story.Handle)) // in the kubelet's staging path
-	command := append([]string{t.program, "show", t.story.Handle, t.volume.Name + "," + hex.EncodeToString(
+func (b *builder) files(ctx context.Context, p *cluster.Pod) {
+	digest := sha256.Sum256([]byte(b.story.Handle)) // in the kubelet's staging path
+	command := append([]string{b.program, "show", b.story.Handle, b.volume.Name + "," + hex.EncodeToString(
 		digest[:])}, arguments(p.Pod)...)
 	var out bytes.Buffer
-	if err := t.client.Pods.Exec(ctx, p.Pod, "driver", command, &out); err != nil {
-		t.lack("path and mounts", err)
+	if err := b.client.Pods.Exec(ctx, p.Pod, "driver", command, &out); err != nil {
+		b.lack("path and mounts", err)
 		return
 	}
-	if err := json.Unmarshal(out.Bytes(), &t.story.Files); err != nil {
-		t.lack("path and mounts", err)
+	if err := json.Unmarshal(out.Bytes(), &b.story.Files); err != nil {
+		b.lack("path and mounts", err)
 	}
 }
 
@@ -361,22 +381,22 @@ func arguments(p *corev1.Pod) (args []string) {
 }
 
 // jobs reads the metrics of jobs of the node.
-func (t *teller) jobs(ctx context.Context, p *cluster.Pod) {
-	m, err := cluster.MetricsOf(ctx, t.client, p.Pod)
+func (b *builder) jobs(ctx context.Context, p *cluster.Pod) {
+	m, err := cluster.MetricsOf(ctx, b.client, p.Pod)
 	if err != nil {
-		t.lack("jobs", err)
+		b.lack("jobs", err)
 		return
 	}
-	t.story.Jobs = map[string]float64{}
+	b.story.Jobs = map[string]float64{}
 	for _, name := range []string{"causeway_copies", "causeway_stalled_copies", "causeway_trash_entries"} {
 		if v, ok := m.Value(name); ok {
-			t.story.Jobs[name] = v
+			b.story.Jobs[name] = v
 		}
 	}
 	for _, name := range []string{"causeway_slots_used", "causeway_slot_waiters"} {
 		for _, s := range m.Samples(name) {
 			if s.Value > 0 {
-				t.story.Jobs[fmt.Sprintf("%s %s %s", name, s.Labels["resource"], s.Labels["kind"])] = s.Value
+				b.story.Jobs[fmt.Sprintf("%s %s %s", name, s.Labels["resource"], s.Labels["kind"])] = s.Value
 			}
 		}
 	}

@@ -7,10 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 	"github.com/causeway-csi/causeway/plugin/internal/fake"
 )
 
@@ -52,7 +54,7 @@ func withVolume() *fake.Cluster {
 
 func TestTheWholeStory(t *testing.T) {
 	for _, name := range []string{"c1", "pvc/c1", "pv/pv-1"} {
-		s, err := Of(context.Background(), withVolume().Clients().Client, "default", name, "/driver")
+		s, err := Of(context.Background(), withVolume().Clients().Client, cluster.Selection{}, "default", name, "/driver")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,16 +78,36 @@ func TestAPartThatCannotBeReadIsNamed(t *testing.T) {
 	c := withVolume()
 	c.Pods.OnExec = nil
 	c.Refuse["volumeattachments"] = errors.New("forbidden")
-	s, err := Of(context.Background(), c.Clients().Client, "default", "c1", "/driver")
+	s, err := Of(context.Background(), c.Clients().Client, cluster.Selection{}, "default", "c1", "/driver")
 	if err != nil || len(s.NotRead) != 3 || s.Node != "node-2" || s.Files != nil || s.Record != nil {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if _, err := Of(context.Background(), c.Clients().Client, "default", "c9", "/driver"); err == nil {
+	if _, err := Of(context.Background(), c.Clients().Client, cluster.Selection{}, "default", "c9", "/driver"); err == nil {
 		t.Error("a claim that does not exist has a story")
 	}
 	c = withVolume()
 	fake.Get[*corev1.PersistentVolumeClaim](c, "c1").Spec.VolumeName = ""
-	if s, err := Of(context.Background(), c.Clients().Client, "default", "c1", "/driver"); err != nil || s.Driver != fake.Driver || len(s.NotRead) > 0 {
+	if s, err := Of(context.Background(), c.Clients().Client, cluster.Selection{}, "default", "c1", "/driver"); err != nil || s.Driver != fake.Driver || len(s.NotRead) > 0 {
 		t.Errorf("of a pending claim: %+v, %v", s, err)
+	}
+}
+
+func TestTheSelectionIsThatOfTheInstallation(t *testing.T) {
+	c := withVolume()
+	other := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
+	other.Namespace, other.Labels["app.kubernetes.io/instance"] = "other", "second"
+	c.Add(other)
+	first := fake.Get[*appsv1.Deployment](c, "causeway-controller").Labels["app.kubernetes.io/instance"]
+	for want, selection := range map[string]cluster.Selection{
+		"": {Namespace: fake.Namespace, Release: first, Driver: fake.Driver}, "causeway and other": {}, "no pod of the controller": {Release: "second"},
+		"not of \"x\"": {Driver: "x"}, "no driver of Causeway": {Release: "third"},
+	} {
+		s, err := Of(context.Background(), c.Clients().Client, selection, "default", "pv/pv-1", "/driver")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(s.NotRead, "\n"); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%+v: %q, want %q", selection, got, want)
+		}
 	}
 }
