@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/causeway-csi/causeway/plugin/internal/fake"
@@ -273,6 +277,28 @@ func TestAnInterruptDeletesThePod(t *testing.T) {
 	created = false
 	if _, err := probe.Run(ctx, clients.Kube, "node-2", options()); err == nil || created {
 		t.Errorf("a pod after the interrupt: %v", err)
+	}
+}
+
+// A client of a real API server gives up a request whose context has ended; the fake does not.
+func TestTheDeleteOutlivesTheInterrupt(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	deleted := false
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.Method {
+		case http.MethodGet:
+			cancel()
+		case http.MethodDelete:
+			deleted = true
+		}
+		_, _ = w.Write([]byte(`{"kind":"Pod","apiVersion":"v1"}`))
+	}))
+	defer server.Close()
+	kube, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	must(t, err)
+	if _, err := probe.Run(ctx, kube, "node-1", options()); !errors.Is(err, context.Canceled) || !deleted {
+		t.Errorf("%v, deleted: %v", err, deleted)
 	}
 }
 
