@@ -36,27 +36,6 @@ func statusCommand() command {
 	}
 }
 
-func doctorCommand() command {
-	return command{
-		usage: "Find faults of an installation, with cause, evidence, remedy and page.\n\n  kubectl causeway " +
-			"doctor\n\n" +
-			"Exit codes: 0 no finding; 1 findings; 2 no finding, but a check could not run, or an invalid command " +
-			"line.\n",
-		flags: func(*pflag.FlagSet) {},
-		run: func(ctx context.Context, s session, args []string) error {
-			if err := noArguments(args); err != nil {
-				return err
-			}
-			v, err := cluster.Gather(ctx, s.client, s.selection)
-			if err != nil {
-				fmt.Fprintf(s.err, "kubectl causeway: could not check: %v\n", err)
-				return errCode(doctor.CodeNotChecked)
-			}
-			return s.report(doctor.Run(v, doctor.Checks()))
-		},
-	}
-}
-
 // report prints the report of doctor, and returns its exit code.
 func (s session) report(r doctor.Report) error {
 	if err := s.print(r); err != nil {

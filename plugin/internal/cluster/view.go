@@ -33,6 +33,8 @@ type Client struct {
 	// Ahead returns the clock of the API server minus that of this machine, by the header Date of
 	// its last answer, and whether there is one. Nil: not known.
 	Ahead func() (time.Duration, bool)
+	// Raw gets a path of the API server. The error of a path without a right is Forbidden.
+	Raw func(ctx context.Context, path string) ([]byte, error)
 }
 
 // NewClient returns a client with the rights of a configuration.
@@ -53,7 +55,10 @@ func NewClient(config *rest.Config) (Client, error) {
 		return Client{}, err
 	}
 	objects, err := dynamic.NewForConfig(config)
-	return Client{Kube: kube, Dynamic: objects, Pods: pods, Ahead: clock.ahead}, err
+	raw := func(ctx context.Context, path string) ([]byte, error) {
+		return kube.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(ctx)
+	}
+	return Client{Kube: kube, Dynamic: objects, Pods: pods, Ahead: clock.ahead, Raw: raw}, err
 }
 
 // serverClock notes the header Date of the answers of the API server.
@@ -144,6 +149,7 @@ type View struct {
 	Denied      []Denied
 	Snapshots   []unstructured.Unstructured // contents; nil if the cluster has no such kind
 	GroupSnaps  []unstructured.Unstructured
+	Before      Before // only of GatherBefore
 	unread      map[Source]error
 }
 

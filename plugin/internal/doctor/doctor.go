@@ -6,6 +6,7 @@ package doctor
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -22,6 +23,7 @@ type Severity string
 const (
 	Error   Severity = "error"   // calls fail, or data is at risk
 	Warning Severity = "warning" // calls will fail, or work slowly
+	Note    Severity = "note"    // no fault: a fact that matters for the settings
 )
 
 // Finding is a fault.
@@ -45,6 +47,7 @@ type NotChecked struct {
 type Report struct {
 	Checks     int          `json:"checks"` // that ran
 	Findings   []Finding    `json:"findings"`
+	Notes      []Finding    `json:"notes,omitempty"` // they do not count as findings
 	NotChecked []NotChecked `json:"notChecked"`
 }
 
@@ -64,13 +67,20 @@ func Checks() []Check {
 func Run(v *cluster.View, checks []Check) Report {
 	r := Report{Findings: []Finding{}, NotChecked: []NotChecked{}}
 	for _, c := range checks {
-		if reason := unread(v, c.Needs); reason != "" {
+		reason, partly := unread(v, c.Needs)
+		if reason != "" {
 			r.NotChecked = append(r.NotChecked, NotChecked{Check: c.Name, Reason: reason})
-			continue
+			if !partly {
+				continue
+			}
 		}
 		r.Checks++
 		for _, f := range c.Run(v) {
 			f.Check = c.Name
+			if f.Severity == Note {
+				r.Notes = append(r.Notes, f)
+				continue
+			}
 			r.Findings = append(r.Findings, f)
 		}
 	}
@@ -81,14 +91,20 @@ func Run(v *cluster.View, checks []Check) Report {
 	return r
 }
 
-// unread returns the reason why one of the sources could not be read, or "".
-func unread(v *cluster.View, needs []cluster.Source) string {
+// unread returns the reason why one of the sources could not be read, or "". Partly is true if each
+// of them was read for some nodes, so that the check can judge those.
+func unread(v *cluster.View, needs []cluster.Source) (reason string, partly bool) {
 	for _, s := range needs {
-		if err := v.Unread(s); err != nil {
-			return fmt.Sprintf("%s: %v", s, err)
+		err := v.Unread(s)
+		if err == nil {
+			continue
 		}
+		if !errors.As(err, &cluster.Partial{}) {
+			return fmt.Sprintf("%s: %v", s, err), false
+		}
+		reason = fmt.Sprintf("%s: not of all nodes: %v", s, err)
 	}
-	return ""
+	return reason, true
 }
 
 // Exit codes of a report.
@@ -129,6 +145,9 @@ func (r Report) Text(out io.Writer) error {
 			fmt.Fprintf(&b, "  %s %s\n", label, safe.Text(line))
 		}
 		fmt.Fprintf(&b, "  remedy:   %s\n  page:     %s\n\n", safe.Text(f.Remedy), f.Page)
+	}
+	for _, n := range r.Notes {
+		fmt.Fprintf(&b, "note: %s: %s: %s (%s)\n", n.Check, safe.Text(n.Object), safe.Text(n.Cause), n.Page)
 	}
 	for _, n := range r.NotChecked {
 		fmt.Fprintf(&b, "not checked: %s: %s\n", n.Check, safe.Text(n.Reason))

@@ -473,6 +473,12 @@ func TestPagesExist(t *testing.T) {
 			pages[f.Page] = true
 		}
 	}
+	for _, tc := range faultsBefore {
+		r := examineBefore(t, tc)
+		for _, f := range slices.Concat(r.Findings, r.Notes) {
+			pages[f.Page] = true
+		}
+	}
 	for p := range pages {
 		file, anchor, _ := strings.Cut(p, "#")
 		data, err := os.ReadFile(filepath.Join(fake.Root(), file))

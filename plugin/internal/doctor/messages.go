@@ -29,6 +29,9 @@ const (
 	pageMetrics     = "docs/how-to/alerts.md"
 	pageLeaders     = "docs/explanation/csi-sidecars.md"
 	pageSMB         = "docs/how-to/smb.md"
+	pageVersions    = "docs/reference/compatibility.md#versions"
+	pageSizes       = "docs/reference/parameters.md#sizes"
+	pageCost        = "docs/explanation/snapshots.md#cost"
 )
 
 // message is a known message of the driver, a sidecar, the kubelet or the API server.

@@ -49,8 +49,13 @@ type Cluster struct {
 	Version string
 	Pods    *Pods
 	Denied  func(authorizationv1.ResourceAttributes) bool
-	// Refuse makes the lists of a resource fail.
+	// Refuse makes the lists and reads of a resource fail.
 	Refuse map[string]error
+	Raw    map[string]string // answers of the API server by path; all others are forbidden
+	// Admit is asked for the dry run of a pod.
+	Admit func(*corev1.Pod) error
+	// OnPod gives a new pod its status, as a kubelet does.
+	OnPod func(*corev1.Pod) corev1.PodStatus
 }
 
 // Pods answers for the pods of a cluster.
@@ -363,7 +368,11 @@ func (c *Cluster) Clients() *Clients {
 		return err != nil, nil, err
 	}
 	kube.PrependReactor("list", "*", refuse)
+	kube.PrependReactor("get", "*", refuse)
 	dynamic.PrependReactor("list", "*", refuse)
-	return &Clients{Client: cluster.Client{Kube: kube, Dynamic: dynamic, Pods: c.Pods,
+	kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, kruntime.Object, error) {
+		return c.createPod(kube, a.(clienttesting.CreateActionImpl))
+	})
+	return &Clients{Client: cluster.Client{Kube: kube, Dynamic: dynamic, Pods: c.Pods, Raw: c.raw,
 		Ahead: func() (time.Duration, bool) { return 0, true }}, Kube: kube, Dynamic: dynamic}
 }
