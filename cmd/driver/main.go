@@ -25,11 +25,11 @@ func program() csidriver.Program {
 		Name:    "hostpath.csi.causeway.dev",
 		Version: version,
 		Backends: []csidriver.Backend{{
-			Name:    "hostpath",
-			Type:    (*hostpath.Backend)(nil),
-			Flags:   flags.Declare,
-			Check:   func(c csidriver.Config) error { return flags.Check(c.KubeletDir, c.StateDir) },
-			Open:    func(c csidriver.Config) (backend.Backend, error) { return openHostpath(flags, c) },
+			Name:  "hostpath",
+			Type:  (*hostpath.Backend)(nil),
+			Flags: flags.Declare,
+			Check: func(c csidriver.Config) error { return flags.Check(c.KubeletDir, c.StateDir) },
+			Open:  func(c csidriver.Config) (backend.Backend, error) { return openHostpath(flags, c) },
 			Describe: func(_ csidriver.Config, id string) (csidriver.Description, error) {
 				path, record, err := hostpath.Describe(flags.Root, id)
 				return csidriver.Description{Path: path, Record: record}, err

@@ -50,7 +50,7 @@ type Plan struct {
 	Ask func(context.Context, kubernetes.Interface, string, probe.Options) (probe.Facts, error)
 }
 
-// Before is what an installation depends on.
+// Before is the state of a cluster before an installation.
 type Before struct {
 	Namespace *corev1.Namespace // nil: it does not exist
 	Quotas    []corev1.ResourceQuota

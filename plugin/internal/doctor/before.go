@@ -112,7 +112,7 @@ func (b before) dryRun(v *cluster.View) []Finding {
 		Remedy: strings.ReplaceAll(m.remedy, "NAMESPACE", b.Namespace), Page: m.page}}
 }
 
-// quota finds a ResourceQuota that leaves no room for the pods: one on each Linux node, and those of
+// quota finds a ResourceQuota that leaves too few pods: one on each Linux node, and those of
 // the controller.
 func (b before) quota(v *cluster.View) (all []Finding) {
 	const controllers = 2

@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/causeway-csi/causeway/test/cluster/install"
@@ -93,14 +92,17 @@ func (s *scene) forget(lines string) {
 // plugin runs kubectl causeway, and returns its output and its exit code.
 func (s *scene) plugin(args ...string) (string, int) {
 	s.Helper()
-	built.Do(func() {
-		cmd := exec.Command("go", "-C", filepath.Join("..", "..", "..", "plugin"), "build", "-o", program(), "./cmd/kubectl-causeway")
+	if s.program == "" {
+		program := filepath.Join(s.TempDir(), "kubectl-causeway")
+		cmd := exec.Command("go", "-C", filepath.Join("..", "..", "..", "plugin"), "build", "-o", program,
+			"./cmd/kubectl-causeway")
 		cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			s.Fatalf("%v: %s", err, out)
 		}
-	})
-	cmd := exec.CommandContext(s.anyhow(), program(), args...)
+		s.program = program
+	}
+	cmd := exec.CommandContext(s.anyhow(), s.program, args...)
 	cmd.Env = kube.Environment()
 	out, err := cmd.CombinedOutput()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
@@ -108,11 +110,6 @@ func (s *scene) plugin(args ...string) (string, int) {
 	}
 	return string(out), cmd.ProcessState.ExitCode()
 }
-
-var built sync.Once
-
-// program returns the path of kubectl causeway for this process.
-func program() string { return filepath.Join(os.TempDir(), fmt.Sprintf("kubectl-causeway-%d", os.Getpid())) }
 
 // orphans runs the command as docs/how-to/orphans.md describes, with less time in between, as
 // nothing else is going on, and compares its exit code and the IDs that it tells.

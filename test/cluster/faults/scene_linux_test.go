@@ -23,6 +23,7 @@ const patience = 3 * time.Minute
 type scene struct {
 	*testing.T
 	namespace string
+	program   string // kubectl causeway, once it is built
 }
 
 // begin waits until all is well, and has the test's end see to it that it is again.
