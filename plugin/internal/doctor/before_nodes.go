@@ -99,7 +99,7 @@ func (b before) nodePlatform(v *cluster.View) []Finding {
 		containerd, ok := strings.CutPrefix(i.ContainerRuntimeVersion, "containerd://")
 		if i.OperatingSystem == "windows" && (!ok || olderThan(containerd, "1.7.0")) {
 			all = append(all, Finding{Severity: Warning, Evidence: i.ContainerRuntimeVersion,
-				Cause: "the container runtime of the Windows node is too old for HostProcess pods",
+				Cause:  "the container runtime of the Windows node is too old for HostProcess pods",
 				Remedy: "upgrade it to containerd 1.7 or newer, or leave out hostpath.windows and smb.windows",
 				Page:   "docs/how-to/windows.md"})
 		}
