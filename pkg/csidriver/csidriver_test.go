@@ -3,10 +3,13 @@ package csidriver
 import (
 	"context"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
@@ -155,5 +158,24 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 	if _, err := os.Lstat(socket); !os.IsNotExist(err) {
 		t.Errorf("the socket is left: %v", err)
+	}
+}
+
+// TestBuildInfo: the alert of different releases compares the labels.
+func TestBuildInfo(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(buildInfo(options{program: Program{Version: "v7"}, mode: modeNode, backend: "b",
+		driverName: "x.example"}))
+	families, err := registry.Gather()
+	if err != nil || len(families) != 1 || families[0].GetName() != "causeway_build_info" {
+		t.Fatal(families, err)
+	}
+	got := map[string]string{}
+	for _, l := range families[0].GetMetric()[0].GetLabel() {
+		got[l.GetName()] = l.GetValue()
+	}
+	if want := map[string]string{"version": "v7", "mode": "node", "backend": "b", "driver": "x.example"}; !maps.Equal(got,
+		want) || families[0].GetMetric()[0].GetGauge().GetValue() != 1 {
+		t.Errorf("labels %v, want %v", got, want)
 	}
 }

@@ -859,6 +859,11 @@ func TestHTTP(t *testing.T) {
 		return resp.StatusCode, string(body)
 	}
 	_, body := get("/metrics")
+	// The metric has the state of the last check, which may be that before the driver was ready.
+	for end := time.Now().Add(time.Minute); !strings.Contains(body, "causeway_ready 1") && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+		_, body = get("/metrics")
+	}
 	for _, want := range []string{
 		`causeway_csi_calls_total{code="OK",method="CreateVolume"} 1`,
 		`causeway_csi_call_seconds_bucket{method="CreateVolume",le="10"} 1`,

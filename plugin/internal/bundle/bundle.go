@@ -73,9 +73,9 @@ func (b *bundle) add(name string, data []byte) error {
 	return err
 }
 
-// lack notes what could not be collected.
-func (b *bundle) lack(what string, err error) {
-	b.missing = append(b.missing, text(fmt.Sprintf("%s: %v", what, err)))
+// lack notes a part that could not be collected.
+func (b *bundle) lack(part string, err error) {
+	b.missing = append(b.missing, text(fmt.Sprintf("%s: %v", part, err)))
 }
 
 // summary adds the versions and the results of status and doctor.

@@ -254,8 +254,8 @@ func configMap(o map[string]any) map[string]any {
 	return o
 }
 
-// object removes secrets from an object, in place, and what takes space without a use: managed
-// fields. The annotation last-applied repeats the object as it was before the redaction.
+// object removes secrets from an object, in place, and the managed fields, which take space
+// without a use. The annotation last-applied repeats the object as it was before the redaction.
 func object(o map[string]any) map[string]any {
 	if m, ok := o["metadata"].(map[string]any); ok {
 		delete(m, "managedFields")

@@ -15,11 +15,11 @@ import (
 // recent is the age up to which a warning counts. Sidecars retry at intervals of at most 5 minutes.
 const recent = 10 * time.Minute
 
-// longCall is the time for which the result of a call may be that it goes on: a large volume is
-// copied, and the sidecar calls again.
+// longCall is the time for which Aborted and DeadlineExceeded are no findings: the driver copies a
+// large volume, and the sidecar calls again.
 const longCall = 15 * time.Minute
 
-// progress reports whether an error of a call since a time is only that the call takes long.
+// progress reports whether an error of a call that began at since only shows that the call takes long.
 func progress(v *cluster.View, text string, since time.Time) bool {
 	goesOn := strings.Contains(text, "code = Aborted") || strings.Contains(text, "code = DeadlineExceeded") ||
 		strings.Contains(text, "context deadline exceeded")
@@ -47,13 +47,13 @@ func latest(v *cluster.View, kind, namespace, name string, reasons ...string) (c
 	return corev1.Event{}, false
 }
 
-// called returns the finding of an error of a call.
-func called(object, what string, text, page string) Finding {
+// called returns the finding of an error of a call. effect is for users, page for an unknown error.
+func called(object, effect, text, page string) Finding {
 	m, ok := explain(text, callMessages)
 	if !ok {
 		m = message{cause: "the reason is in the message", remedy: "see the message on the page", page: page}
 	}
-	return Finding{Severity: Error, Object: object, Cause: what + ": " + m.cause, Evidence: text, Remedy: m.remedy,
+	return Finding{Severity: Error, Object: object, Cause: effect + ": " + m.cause, Evidence: text, Remedy: m.remedy,
 		Page: m.page}
 }
 
@@ -169,14 +169,14 @@ func snapshots(v *cluster.View) (all []Finding) {
 			if v.Driver(driver) == nil || text == "" || ready && c.GetDeletionTimestamp() == nil {
 				continue
 			}
-			what, page, since := "the snapshot cannot be made", pageSnapshot, c.GetCreationTimestamp()
+			effect, page, since := "the snapshot cannot be made", pageSnapshot, c.GetCreationTimestamp()
 			if c.GetDeletionTimestamp() != nil {
-				what, page, since = "the snapshot cannot be deleted", pageDelete, *c.GetDeletionTimestamp()
+				effect, page, since = "the snapshot cannot be deleted", pageDelete, *c.GetDeletionTimestamp()
 			}
 			if progress(v, text, since.Time) {
 				continue
 			}
-			all = append(all, called(c.GetKind()+"/"+c.GetName(), what, text, page))
+			all = append(all, called(c.GetKind()+"/"+c.GetName(), effect, text, page))
 		}
 	}
 	return all

@@ -197,13 +197,13 @@ func (d *Deletion) reserved(ctx context.Context, o Orphan, r *reservation) error
 // look reads all objects, and returns an error if the orphan may not be deleted.
 func (d *Deletion) look(ctx context.Context, o Orphan, except map[types.UID]bool) error {
 	n, err := d.read(ctx, except)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case d.Report.read.missing(n) != "":
+	}
+	switch kind := d.Report.read.missing(n); {
+	case kind != "":
 		return fmt.Errorf("%w: the report counted objects of the kind %s, and now there are none: run the "+
-			"command again",
-			ErrNoConclusion, d.Report.read.missing(n))
+			"command again", ErrNoConclusion, kind)
 	case n.named(o.ID):
 		return ErrNamed
 	case len(n.pending) > 0:

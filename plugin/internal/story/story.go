@@ -128,9 +128,9 @@ func (b *builder) first(ctx context.Context, namespace, name string) (err error)
 }
 
 // lack notes a part that could not be read.
-func (b *builder) lack(what string, err error) {
+func (b *builder) lack(part string, err error) {
 	if err != nil {
-		b.story.NotRead = append(b.story.NotRead, fmt.Sprintf("%s: %v", what, err))
+		b.story.NotRead = append(b.story.NotRead, fmt.Sprintf("%s: %v", part, err))
 	}
 }
 
