@@ -63,13 +63,13 @@ func openHostpath(f hostpath.Flags, c csidriver.Config) (backend.Backend, error)
 	c.Log.Info("opening the root", "root", f.Root)
 	return hostpath.New(hostpath.Config{
 		Root: f.Root, Node: c.NodeID, Release: c.Version, Init: f.Init, Adopt: f.Adopt, Lost: f.Lost,
-		WindowsImageClone: f.WindowsImageClone,
-		Seen:              filepath.Join(c.StateDir, "root-identity"),
+		WindowsImageClone: f.WindowsImageClone, TrimInterval: f.TrimInterval,
+		Seen: filepath.Join(c.StateDir, "root-identity"),
 		Report: func(err error) {
 			c.Log.Error("a background task of the storage ended with a panic", guard.Attributes(err)...)
 		},
 		Warn: func(volume, reason, message string) {
-			c.Log.Warn("a copy of a volume has a problem", "volume", volume, "reason", reason, "message", message)
+			c.Log.Warn("a copy or a trim of a volume has a problem", "volume", volume, "reason", reason, "message", message)
 		},
 		Images: c.Images,
 	})

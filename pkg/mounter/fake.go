@@ -406,6 +406,9 @@ func (f *Fake) Freeze(ctx context.Context, _ string, images []string, limit time
 	return err
 }
 
+// Trim does nothing: the fake's images have no filesystem.
+func (f *Fake) Trim(context.Context, string, string) (int64, error) { return 0, f.Err }
+
 // isImage reports whether the filesystem in a file is mounted.
 func (f *Fake) isImage(file string) bool {
 	for _, m := range f.Mounts() {

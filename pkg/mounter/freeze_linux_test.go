@@ -82,28 +82,34 @@ func (b *bench) restart() {
 }
 
 // freezers returns the helper processes that have a mount of this bench open.
-func (b *bench) freezers() (pids []int) {
+func (b *bench) freezers() []int {
 	b.t.Helper()
+	return slices.DeleteFunc(helperProcesses(b.t), func(pid int) bool {
+		dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+		open, _ := os.ReadDir(dir)
+		return !slices.ContainsFunc(open, func(fd os.DirEntry) bool {
+			target, _ := os.Readlink(filepath.Join(dir, fd.Name()))
+			return strings.HasPrefix(target, b.kubelet)
+		})
+	})
+}
+
+// helperProcesses returns all helper processes of this machine.
+func helperProcesses(t testing.TB) (pids []int) {
+	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
-		b.t.Fatal(err)
+		t.Fatal(err)
 	}
 	for _, file := range all {
 		if line, _ := os.ReadFile(file); string(line) != "causeway-helper\x00" {
 			continue
 		}
-		dir := filepath.Dir(file)
-		open, _ := os.ReadDir(filepath.Join(dir, "fd"))
-		if slices.ContainsFunc(open, func(fd os.DirEntry) bool {
-			target, _ := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
-			return strings.HasPrefix(target, b.kubelet)
-		}) {
-			pid, err := strconv.Atoi(filepath.Base(dir))
-			if err != nil {
-				b.t.Fatal(err)
-			}
-			pids = append(pids, pid)
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil {
+			t.Fatal(err)
 		}
+		pids = append(pids, pid)
 	}
 	return pids
 }

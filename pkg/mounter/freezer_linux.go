@@ -15,9 +15,9 @@ import (
 )
 
 // HelperTasks are the tasks of this package that run in helper processes. A program that uses
-// Freeze or Grow passes them to helper.Main, or calls Main.
+// Freeze, Grow or Trim passes them to helper.Main, or calls Main.
 func HelperTasks() []helper.Task {
-	return []helper.Task{openTask, freezeTask, syncTask, thawTask, growTask,
+	return []helper.Task{openTask, freezeTask, syncTask, thawTask, growTask, trimTask,
 		mountShareTask, renewShareTask, unmountShareTask, usageTask, staleTask}
 }
 

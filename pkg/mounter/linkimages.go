@@ -39,6 +39,11 @@ func (h linksHost) Supports(k Kind, fsType string, options []string) error {
 // NewUUID returns errors.ErrUnsupported: images are not restored here.
 func (linksHost) NewUUID(context.Context, *os.File, string, int) error { return errNoRestore }
 
+// Trim returns errors.ErrUnsupported: an image has all of its space from the start.
+func (linksHost) Trim(context.Context, string, string) (int64, error) {
+	return 0, fmt.Errorf("%w: trimming of images on Windows, where an image keeps its space", errors.ErrUnsupported)
+}
+
 // Freeze calls copyData while the images are not attached. Calls that attach one of them, or change
 // its size, wait. No filesystem can be frozen here, so the error for an image that is attached is
 // ErrBusy.

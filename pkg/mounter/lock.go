@@ -13,9 +13,29 @@ type locks[K comparable] struct {
 }
 
 type lock struct {
-	free  chan struct{} // contains a token while the lock is free
-	users int           // callers that hold the lock or wait for it
+	free   chan struct{} // contains a token while the lock is free
+	users  int           // callers that hold the lock or wait for it
+	wanted func()        // called when a caller waits for the lock; nil without a lockUntilWanted
 }
+
+// lockUntilWanted takes the lock of a key for a caller that gives way: it reports false if another
+// caller holds the lock, and the returned context ends with the cause errWanted when another caller
+// waits for the lock.
+func (l *locks[K]) lockUntilWanted(ctx context.Context, key K) (held context.Context, release func(), ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, used := l.used[key]; used {
+		return nil, nil, false
+	}
+	held, cancel := context.WithCancelCause(ctx)
+	k := l.add(key)
+	<-k.free
+	k.users, k.wanted = 1, func() { cancel(errWanted) }
+	return held, func() { cancel(nil); l.leave(key, true) }, true
+}
+
+// errWanted is the end of the work of a caller that gives way.
+var errWanted = fmt.Errorf("%w: another call works on the same volume", ErrBusy)
 
 // lock takes the locks of all keys. lock waits for each lock until no other caller holds the lock.
 // All callers must pass keys in the same order. A free lock is granted even if ctx has ended,
@@ -58,14 +78,22 @@ func (l *locks[K]) join(key K) *lock {
 	defer l.mu.Unlock()
 	k, ok := l.used[key]
 	if !ok {
-		k = &lock{free: make(chan struct{}, 1)}
-		k.free <- struct{}{}
-		if l.used == nil {
-			l.used = map[K]*lock{}
-		}
-		l.used[key] = k
+		k = l.add(key)
 	}
-	k.users++
+	if k.users++; k.wanted != nil {
+		k.wanted()
+	}
+	return k
+}
+
+// add adds a free lock. The caller holds mu.
+func (l *locks[K]) add(key K) *lock {
+	k := &lock{free: make(chan struct{}, 1)}
+	k.free <- struct{}{}
+	if l.used == nil {
+		l.used = map[K]*lock{}
+	}
+	l.used[key] = k
 	return k
 }
 
@@ -74,6 +102,7 @@ func (l *locks[K]) leave(key K, held bool) {
 	defer l.mu.Unlock()
 	k := l.used[key]
 	if held {
+		k.wanted = nil
 		k.free <- struct{}{}
 	}
 	if k.users--; k.users == 0 {

@@ -316,6 +316,16 @@ type Images interface {
 	Freeze(ctx context.Context, tenant string, images []string, limit time.Duration,
 		copyData func(ctx context.Context) error) error
 
+	// Trim gives the blocks of an image that its filesystem does not use back to the disk, and
+	// returns the bytes that the image takes less than before. It does nothing for an image without
+	// a filesystem that is mounted here. tenant is as Mount.Tenant. Trim gives way: it ends with
+	// ErrBusy when a call of this Host unmounts, grows or freezes the image. Then a part of the
+	// blocks is given back. A helper process makes the system call.
+	//
+	// Errors: ErrBusy, ErrStalled, ErrFormat if the image is not a regular file,
+	// errors.ErrUnsupported if the disk cannot take blocks back, or the system has no such call.
+	Trim(ctx context.Context, tenant, image string) (freed int64, err error)
+
 	// Tune sets Buffered and the read-ahead of the device of m's image, if it has a device now, as
 	// in m. If this machine cannot bypass the page cache, the device stays Buffered. Files that are
 	// open already, and a btrfs, may keep the old settings.

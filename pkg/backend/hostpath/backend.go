@@ -30,11 +30,14 @@ type Config struct {
 	// WindowsImageClone permits the restoring and cloning of images on Windows, where the copy has
 	// the GUIDs of its source. Elsewhere it is an error.
 	WindowsImageClone bool
+	// TrimInterval is the time between two trims of the mounted images; 0 trims none. On Windows it
+	// is an error.
+	TrimInterval time.Duration
 
 	// Report is called with the panic of a background task, a *guard.Panic. May be nil.
 	Report func(error)
-	// Warn is called when a copy of a volume hangs, or is made without a freeze. Warn must not
-	// wait. May be nil.
+	// Warn is called when a copy of a volume hangs, or is made without a freeze, and when an image
+	// cannot be trimmed. Warn must not wait. May be nil.
 	Warn func(volume, reason, message string)
 
 	// Images makes and freezes the filesystems of images, and finds the mount points of volumes. It
@@ -79,6 +82,8 @@ type counters struct {
 	trashErrors  atomic.Int64
 	stuck        atomic.Pointer[string] // the error of the last attempt to empty the trash
 	unfrozen     atomic.Int64           // copies of mounted images without a freeze
+	trimmed      atomic.Int64           // bytes that trims have given back
+	trimErrors   atomic.Int64
 }
 
 // Node returns the name of the node that holds the volumes.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -17,6 +18,7 @@ type Flags struct {
 	Lost  []string
 
 	WindowsImageClone bool
+	TrimInterval      time.Duration
 }
 
 // Declare declares the flags on set.
@@ -36,6 +38,9 @@ func (f *Flags) Declare(set *flag.FlagSet) {
 		"hostpath: restore and clone images on Windows, although the copy has the disk and volume GUIDs of its "+
 			"source: set it only after the checklist for Windows has shown that both attach on one node; an "+
 			"error elsewhere")
+	set.DurationVar(&f.TrimInterval, "trim-interval", 0,
+		"hostpath: time between two trims of the mounted images, such as 168h: a trim gives the blocks of deleted "+
+			"files back to the disk; 0 trims none; an error on Windows")
 }
 
 // uuidList is the value of a flag: UUIDs, separated by commas.

@@ -90,6 +90,9 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("%w: --windows-image-clone is for Windows: elsewhere images are always cloned and "+
 			"restored", backend.ErrInvalid)
 	}
+	if err := checkTrim(cfg); err != nil {
+		return nil, err
+	}
 	b := &Backend{cfg: cfg, jobs: jobs.New(), slots: newSlots(), wake: make(chan struct{}, 1)}
 	b.exec.limit, b.exec.giveWay = progressLimit, b.traffic.giveWay
 	b.troubles.warn = cfg.Warn
@@ -99,6 +102,11 @@ func New(cfg Config) (*Backend, error) {
 			return
 		}
 		b.panicked(guard.Do(func() error { b.repairLimits(ctx, s); return nil }))
+		if cfg.TrimInterval > 0 {
+			b.jobs.Go(func(ctx context.Context) {
+				guard.Keep(ctx, func(err error) { b.panicked(err) }, func() { b.trimImages(ctx, s) })
+			})
+		}
 		guard.Keep(ctx, func(err error) { b.panicked(err) }, func() { b.emptyTrash(ctx, s) })
 	})
 	return b, nil

@@ -53,6 +53,7 @@ type changed struct {
 	helpers func() []mounter.Helpers
 	tune    func(ctx context.Context, m mounter.Mount) error
 	freeze  freezing
+	trim    func(ctx context.Context, tenant, image string) (int64, error)
 }
 
 // freezing is the type of Freeze.
@@ -86,6 +87,13 @@ func (c changed) Freeze(ctx context.Context, tenant string, images []string, lim
 		return c.Images.Freeze(ctx, tenant, images, limit, cut)
 	}
 	return c.freeze(ctx, tenant, images, limit, cut)
+}
+
+func (c changed) Trim(ctx context.Context, tenant, image string) (int64, error) {
+	if c.trim == nil {
+		return c.Images.Trim(ctx, tenant, image)
+	}
+	return c.trim(ctx, tenant, image)
 }
 
 // kinds are the kinds of volumes, with their parameters.

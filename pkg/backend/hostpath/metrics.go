@@ -59,6 +59,9 @@ func (b *Backend) Metrics() []backend.Metric {
 			b.count.removedFiles.Load()),
 		counter("trash_errors_total", "Failed attempts to remove a deleted object.",
 			b.count.trashErrors.Load()),
+		counter("trimmed_bytes_total", "Bytes that images take less on the disk after their trims.",
+			b.count.trimmed.Load()),
+		counter("trim_errors_total", "Failed trims of an image.", b.count.trimErrors.Load()),
 		gauge("stalled_copies", "Volumes and snapshots of which a copy hangs in the kernel.",
 			float64(b.troubles.stalledSources())),
 	}

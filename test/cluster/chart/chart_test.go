@@ -170,6 +170,7 @@ func TestRejectedValues(t *testing.T) {
 			"/hostpath/controller/timeout"},
 		"no capacity": {"hostpath: {controller: {capacity: {qps: 0}}}",
 			"/hostpath/controller/capacity/qps"},
+		"trims without a unit":   {"hostpath: {trimInterval: \"168\"}", "/hostpath/trimInterval"},
 		"blocks of no size":      {"hostpath: {metadataBlockSize: 1000}", "/hostpath/metadataBlockSize"},
 		"a forgotten node twice": {"hostpath: {forgottenNodes: [a, a]}", "/hostpath/forgottenNodes"},
 		"a flag that the chart sets": {"hostpath: {controller: {extraArgs: [--controllers=attacher]}}",

@@ -1,0 +1,154 @@
+package mounter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/helper"
+)
+
+const (
+	// trimPart is the number of bytes of an ext4 or xfs after which a helper reports its progress.
+	trimPart = 64 << 30
+	// trimLeast is the number of bytes that a run of free blocks must have. Each hole is an extent
+	// of the image.
+	trimLeast = 64 << 10
+	// trimLimit bounds the time without progress.
+	trimLimit = 10 * time.Minute
+	// trimEnd bounds the time in which a killed helper leaves FITRIM.
+	trimEnd = 10 * time.Second
+)
+
+// trimFS is FITRIM, and trimRange its struct fstrim_range, in bytes: include/uapi/linux/fs.h of
+// Linux.
+const trimFS = 0xc0185879
+
+type trimRange struct{ start, length, least uint64 }
+
+// trimTask trims a mounted filesystem. Its file is the root of the filesystem, open as a path only.
+// It sends a message after each part. A helper that is killed leaves FITRIM at the next run of free
+// blocks.
+var trimTask = helper.Task{Name: "trim", Background: true, Run: func(j *helper.Job) (any, error) {
+	var fsType string
+	if err := j.Request(&fsType); err != nil {
+		return nil, err
+	}
+	dirs, err := helper.OpenDirs(j.Files)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFiles(dirs)
+	return nil, trimFilesystem(dirs[0], fsType, func() error { return j.Send(nil) })
+}}
+
+// trimFilesystem trims the filesystem of a directory, and calls progress after each part.
+func trimFilesystem(dir *os.File, fsType string, progress func() error) error {
+	part := uint64(trimPart)
+	if fsType == btrfs { // it trims all of its unallocated space in each call
+		part = ^uint64(0)
+	}
+	for start := uint64(0); ; start += part {
+		r := trimRange{start, part, trimLeast}
+		err := ioctl(int(dir.Fd()), trimFS, unsafe.Pointer(&r))
+		if errors.Is(err, unix.EINVAL) && start > 0 { // the end of the filesystem
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("FITRIM: %w", err)
+		}
+		if fsType == btrfs {
+			return nil
+		}
+		if err := progress(); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *linux) Trim(ctx context.Context, tenant, image string) (freed int64, err error) {
+	files, err := imagesAt([]string{image})
+	if err != nil {
+		return 0, err
+	}
+	d := disk{image: files[0].backing(), path: image, tenant: tenant}
+	if err := errors.Join(l.stalls.check(d.image), l.stalls.admit(tenant)); err != nil {
+		return 0, err
+	}
+	ctx, release, ok := l.syncs.lockUntilWanted(ctx, d.image)
+	if !ok {
+		return 0, errWanted
+	}
+	defer release()
+	n, attached, err := l.loops.of(d.image)
+	if err != nil || !attached {
+		return 0, err
+	}
+	filesystems, _, err := mountsOf(n)
+	if err != nil || len(filesystems) == 0 {
+		return 0, err
+	}
+	m, err := openMount(filesystems)
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	before, err := allocated(image)
+	if err != nil {
+		return 0, err
+	}
+	if err := l.trim(ctx, d, m, filesystems[0].FSType); err != nil {
+		return 0, fmt.Errorf("trim the %s in %s: %w", filesystems[0].FSType, image, err)
+	}
+	after, err := allocated(image)
+	return max(before-after, 0), err
+}
+
+// trim runs trimTask on a mount of the filesystem. When it returns, the helper does not use the
+// mount any more, unless the image is stalled.
+func (l *linux) trim(ctx context.Context, d disk, m *os.File, fsType string) error {
+	s, err := l.helpers.Start(trimTask, fsType, m)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrStalled, err)
+	}
+	defer s.Close()
+	limited, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	limit := time.AfterFunc(trimLimit, func() {
+		cancel(fmt.Errorf("%w: FITRIM has made no progress for %s", ErrStalled, trimLimit))
+	})
+	defer limit.Stop()
+	err = s.Result(limited, nil, func(json.RawMessage) error { limit.Reset(trimLimit); return nil })
+	if errors.Is(err, helper.ErrDied) {
+		return fmt.Errorf("%w: %w", ErrStalled, err)
+	}
+	if s.Ended() || limited.Err() == nil {
+		return err
+	}
+	s.Close()
+	select {
+	case <-s.Gone():
+	case <-time.After(trimEnd):
+		done := l.stalls.add(d.path, d.image, d.tenant, "trim has not returned")
+		go func() {
+			<-s.Gone()
+			done()
+		}()
+	}
+	return context.Cause(limited)
+}
+
+// allocated returns the bytes of the disk that a file takes.
+func allocated(path string) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return 0, &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	return st.Blocks * 512, nil
+}
