@@ -69,7 +69,7 @@ func openHostpath(f hostpath.Flags, c csidriver.Config) (backend.Backend, error)
 			c.Log.Error("a background task of the storage ended with a panic", guard.Attributes(err)...)
 		},
 		Warn: func(volume, reason, message string) {
-			c.Log.Warn("a copy or a trim of a volume has a problem", "volume", volume, "reason", reason, "message", message)
+			c.Log.Warn("a volume has a problem", "volume", volume, "reason", reason, "message", message)
 		},
 		Images: c.Images,
 	})

@@ -142,6 +142,9 @@ func (m *Monitor) take(reports []report, wanted map[string][]target, found map[s
 // answer returns the answer of a report.
 func (m *Monitor) answer(r report) answer {
 	m.metrics.unknown.Add(float64(r.unknown))
+	if !m.UnknownConditions {
+		r.conditions = known(r.conditions)
+	}
 	return answer{conditions: r.conditions, whole: true}
 }
 

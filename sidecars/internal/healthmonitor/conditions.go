@@ -19,6 +19,11 @@ const (
 	maxMessage    = 1024
 )
 
+// statusUnknown is the status of a condition whose type the monitor does not know. It is proposed for
+// KEP-1432 (https://github.com/kubernetes/enhancements/pull/6379), and no API of Kubernetes up to 1.37
+// has it.
+const statusUnknown v1.VolumeHealthStatusType = "Unknown"
+
 // kinds are the types of CSI v1.13. "COs MUST ignore unknown VolumeHealthErrorType values":
 // VolumeHealth.health_statuses.
 var kinds = map[csi.VolumeHealthErrorType]v1.VolumeHealthStatusType{
@@ -29,21 +34,28 @@ var kinds = map[csi.VolumeHealthErrorType]v1.VolumeHealthStatusType{
 
 // severity orders conditions, the worst first. Above the limit the least severe are left out.
 var severity = []v1.VolumeHealthStatusType{v1.VolumeHealthDataLoss, v1.VolumeHealthInaccessible,
-	v1.VolumeHealthDegraded}
+	v1.VolumeHealthDegraded, statusUnknown}
 
 // conditions returns the conditions of a driver in the form of the API server, and the number of
-// statuses of unknown types.
-func conditions(h *csi.VolumeHealth) (known []v1.VolumeHealthCondition, unknown int) {
+// those whose type is unknown.
+func conditions(h *csi.VolumeHealth) (all []v1.VolumeHealthCondition, unknown int) {
 	for _, e := range h.GetHealthStatuses() {
 		status, ok := kinds[e.GetStatus()]
 		if !ok {
 			unknown++
-			continue
+			status = statusUnknown
 		}
-		known = append(known, condition(status, e.GetReason(), e.GetMessage()))
+		all = append(all, condition(status, e.GetReason(), e.GetMessage()))
 	}
-	return normal(known), unknown
+	return normal(all), unknown
 }
+
+// known returns the conditions whose type is known.
+func known(list []v1.VolumeHealthCondition) []v1.VolumeHealthCondition {
+	return slices.DeleteFunc(slices.Clone(list), isUnknown)
+}
+
+func isUnknown(c v1.VolumeHealthCondition) bool { return c.Status == statusUnknown }
 
 // condition returns a condition that the API server accepts, from any text.
 func condition(status v1.VolumeHealthStatusType, reason, message string) v1.VolumeHealthCondition {

@@ -47,6 +47,9 @@ func (c *controller) Flags(f *sidecar.Flags) {
 	f.Int(&o.PageSize, "max-entries", 500, "maximum number of volumes in a page of a list; 0: the driver decides")
 	f.Bool(&o.PodEvents, "pod-events", true,
 		"write events on the pods that use a volume, too; this needs a cache of all pods")
+	f.Bool(&o.UnknownConditions, "unknown-conditions", false,
+		"report conditions of a type that CSI v1.13 does not have, with the status Unknown, as proposed for KEP-1432; "+
+			"an API server that does not accept the status gets the other conditions only")
 	c.limits.Flags(f)
 	f.Bool(&c.nodeWatcher, "enable-node-watcher", false,
 		"an error if true: the driver itself reports inaccessible volumes, and the redesign of KEP-1432 "+

@@ -205,6 +205,7 @@ type fakeAPI struct {
 	*fake.Clientset
 	mu       sync.Mutex
 	gate     bool // CSIVolumeHealth
+	unknown  bool // the status Unknown is accepted, as by no released API server
 	patchErr error
 	writes   int // patches that arrived
 }
@@ -228,7 +229,7 @@ func (a *fakeAPI) patch(action clienttesting.Action) (bool, runtime.Object, erro
 		return true, nil, err
 	}
 	c := got.(*v1.PersistentVolumeClaim).DeepCopy()
-	if err := merge(c, p); err != nil {
+	if err := a.merge(c, p); err != nil {
 		return true, nil, err
 	}
 	if !a.gate && got.(*v1.PersistentVolumeClaim).Status.HealthStatus == nil {
@@ -240,7 +241,7 @@ func (a *fakeAPI) patch(action clienttesting.Action) (bool, runtime.Object, erro
 }
 
 // merge is a JSON merge patch of health, into a claim of the same UID.
-func merge(c *v1.PersistentVolumeClaim, p clienttesting.PatchAction) error {
+func (a *fakeAPI) merge(c *v1.PersistentVolumeClaim, p clienttesting.PatchAction) error {
 	var body struct {
 		Metadata struct{ UID apitypes.UID }
 		Status   struct{ HealthStatus *v1.VolumeHealthStatus }
@@ -257,6 +258,11 @@ func merge(c *v1.PersistentVolumeClaim, p clienttesting.PatchAction) error {
 				"field is immutable")})
 	}
 	c.Status.HealthStatus = body.Status.HealthStatus
+	if h := c.Status.HealthStatus; !a.unknown && h != nil && slices.ContainsFunc(h.HealthConditions, isUnknown) {
+		return apierrors.NewInvalid(v1.SchemeGroupVersion.WithKind("PersistentVolumeClaim").GroupKind(), c.Name,
+			fieldpath.ErrorList{fieldpath.NotSupported(fieldpath.NewPath("status", "healthStatus"), statusUnknown,
+				[]string{"DataLoss", "Degraded", "Inaccessible"})})
+	}
 	return validate(c.Status.HealthStatus)
 }
 

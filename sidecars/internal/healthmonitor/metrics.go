@@ -35,7 +35,7 @@ func newMetrics(driver string) *metrics {
 		writeFailures: prometheus.NewCounter(counter("write_failures_total",
 			"Claims whose status could not be written.")),
 		unknown: prometheus.NewCounter(counter("unknown_conditions_total",
-			"Conditions of a type that this monitor does not know, and ignores.")),
+			"Conditions of a type that this monitor does not know.")),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: prefix + "round_duration_seconds", Help: "How long it took to look at all volumes once.",
 			ConstLabels: with,

@@ -41,6 +41,9 @@ type Options struct {
 	PageSize int
 	// PodEvents adds events on the pods that use a volume. It costs a cache of all pods.
 	PodEvents bool
+	// UnknownConditions reports the conditions of types that the monitor does not know, with the
+	// status Unknown. Without it they are ignored, as CSI v1.13 requires.
+	UnknownConditions bool
 }
 
 // Config configures a Monitor.
@@ -69,7 +72,8 @@ type Monitor struct {
 	pods     corelisters.PodLister // nil without PodEvents
 	synced   []cache.InformerSynced
 	metrics  *metrics
-	field    field
+	field    field // status.healthStatus
+	unknown  field // the status Unknown in it
 	now      func() time.Time
 
 	// The following fields belong to the round that runs.

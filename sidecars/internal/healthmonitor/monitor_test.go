@@ -466,7 +466,8 @@ csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com"
 csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com",status="DataLoss"} 1
 csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com",status="Degraded"} 2
 csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com",status="Inaccessible"} 0
-# HELP csi_sidecars_volume_health_unknown_conditions_total Conditions of a type that this monitor does not know, and ignores.
+csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com",status="Unknown"} 0
+# HELP csi_sidecars_volume_health_unknown_conditions_total Conditions of a type that this monitor does not know.
 # TYPE csi_sidecars_volume_health_unknown_conditions_total counter
 csi_sidecars_volume_health_unknown_conditions_total{driver_name="health.csi.example.com"} 1
 `

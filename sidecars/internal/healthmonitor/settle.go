@@ -101,33 +101,55 @@ func (m *Monitor) update(c *v1.PersistentVolumeClaim, a answer) *memory {
 const textEvery = 10 * time.Minute
 
 // write writes the conditions into the status of the claim, unless the status has them or the API
-// server drops them.
+// server drops them. Conditions of the status Unknown are left out while the API server rejects them.
 func (m *Monitor) write(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory) error {
+	list, now := r.held, m.now()
+	if !m.unknown.writable(now) {
+		list = known(list)
+	}
+	err := m.writeList(ctx, c, r, list)
+	if apierrors.IsInvalid(err) && slices.ContainsFunc(list, isUnknown) {
+		if m.unknown.learn(false, now) {
+			klog.FromContext(ctx).Info("The API server does not accept the status Unknown of a condition: events and "+
+				"metrics have it", "nextTry", fieldRetry)
+		}
+		err = m.writeList(ctx, c, r, known(list))
+	}
+	if err != nil {
+		m.metrics.writeFailures.Inc()
+		return fmt.Errorf("write the health of claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	return nil
+}
+
+func (m *Monitor) writeList(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory,
+	list []v1.VolumeHealthCondition) error {
 	stored, now := r.stored(c), m.now()
 	switch {
-	case slices.Equal(stored, r.held):
+	case slices.Equal(stored, list):
 		return nil
-	case same(stored, r.held) && now.Before(r.texted.Add(textEvery)):
+	case same(stored, list) && now.Before(r.texted.Add(textEvery)):
 		return nil
 	case c.Status.HealthStatus == nil && !m.field.writable(now):
 		return nil
 	}
-	kept, err := m.patch(ctx, c, r)
+	kept, err := m.patch(ctx, c, r.since, list)
 	if err != nil {
 		return err
 	}
-	m.learn(ctx, c, r, kept)
+	m.learn(ctx, c, r, list, kept)
 	r.texted = now
 	return nil
 }
 
 // learn records the result of a write. Only a claim without the field shows whether the API server
 // has it: with the gate off, the server keeps a field that was set before.
-func (m *Monitor) learn(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory, kept bool) {
-	if kept || len(r.held) == 0 {
-		r.written, r.atVersion = r.held, c.ResourceVersion
+func (m *Monitor) learn(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory, list []v1.VolumeHealthCondition,
+	kept bool) {
+	if kept || len(list) == 0 {
+		r.written, r.atVersion = list, c.ResourceVersion
 	}
-	if c.Status.HealthStatus != nil || len(r.held) == 0 {
+	if c.Status.HealthStatus != nil || len(list) == 0 {
 		return
 	}
 	switch log := klog.FromContext(ctx); {
@@ -154,15 +176,16 @@ type healthPatch struct {
 
 // patch writes the conditions and reports whether the API server kept them. A missing claim is no
 // error.
-func (m *Monitor) patch(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory) (kept bool, err error) {
+func (m *Monitor) patch(ctx context.Context, c *v1.PersistentVolumeClaim, since metav1.Time,
+	list []v1.VolumeHealthCondition) (kept bool, err error) {
 	var p healthPatch
 	p.Metadata.UID = c.UID
-	if len(r.held) > 0 {
-		p.Status.Health = &v1.VolumeHealthStatus{HealthConditions: r.held, LastTransitionTime: r.since}
+	if len(list) > 0 {
+		p.Status.Health = &v1.VolumeHealthStatus{HealthConditions: list, LastTransitionTime: since}
 	}
 	body, err := json.Marshal(p)
 	if err != nil {
-		return false, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+		return false, err
 	}
 	// An API server before 1.37 does not know the field, and would send a warning with every
 	// response.
@@ -173,8 +196,7 @@ func (m *Monitor) patch(ctx context.Context, c *v1.PersistentVolumeClaim, r *mem
 	case apierrors.IsNotFound(err):
 		return true, nil
 	case err != nil:
-		m.metrics.writeFailures.Inc()
-		return false, fmt.Errorf("write the health of claim %s/%s: %w", c.Namespace, c.Name, err)
+		return false, err
 	}
 	return got.Status.HealthStatus != nil, nil
 }

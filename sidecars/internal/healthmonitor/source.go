@@ -16,7 +16,7 @@ import (
 type report struct {
 	id         string
 	conditions []v1.VolumeHealthCondition
-	unknown    int   // conditions of types that this version does not know
+	unknown    int   // statuses of types that this version does not know
 	err        error // the answer cannot be read
 }
 
@@ -74,6 +74,6 @@ func (c healthCalls) get(ctx context.Context, id string) (report, error) {
 }
 
 func healthReport(h *csi.VolumeHealth) report {
-	known, unknown := conditions(h)
-	return report{id: h.GetVolumeId(), conditions: known, unknown: unknown}
+	all, unknown := conditions(h)
+	return report{id: h.GetVolumeId(), conditions: all, unknown: unknown}
 }

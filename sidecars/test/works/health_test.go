@@ -42,6 +42,38 @@ func TestTheStatusOfAClaimFollowsTheHealthOfItsVolume(t *testing.T) {
 	awaitEvent(t, world.Kube, sick, corev1.EventTypeNormal, "VolumeConditionNormal")
 }
 
+// A condition of a type that CSI v1.13 does not have is in an event. The API server of Kubernetes 1.37
+// rejects the status Unknown, so the status of the claim has the other condition only.
+func TestAConditionOfAnUnknownTypeIsReported(t *testing.T) {
+	t.Parallel()
+	odd := func(answer proto.Message) {
+		if r, ok := answer.(*csi.ControllerListVolumeHealthResponse); ok {
+			for _, h := range r.GetEntries() {
+				h.HealthStatuses = append(h.HealthStatuses,
+					&csi.VolumeHealth_VolumeHealthEntry{Status: 99, Reason: "Odd", Message: "of a later CSI"})
+			}
+		}
+	}
+	l := newLab(t, launch(t, setup{name: "unknown", driver: rig.DriverOptions{Adapt: odd},
+		controllers: "provisioner,health-monitor", args: []string{often, "--health-monitor-unknown-conditions"}}))
+	l.bound("claim")
+	sicken(t, filepath.Join(world.dir, "unknown", "data"))
+	sick := l.awaitClaim("claim", "it is sick",
+		func(c *corev1.PersistentVolumeClaim) bool { return c.Status.HealthStatus != nil })
+	checkLost(t, sick)
+	until(t, "there is an event with the unknown condition", func(ctx context.Context) error {
+		events, err := world.Kube.CoreV1().Events(sick.Namespace).List(ctx,
+			metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(sick.UID)})
+		if err == nil && !slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == "VolumeConditionAbnormal" && strings.Contains(e.Message, "Unknown") &&
+				strings.Contains(e.Message, "of a later CSI")
+		}) {
+			err = fmt.Errorf("there are only %v", events.Items)
+		}
+		return err
+	})
+}
+
 // checkLost fails the test unless a claim reports that the data is lost, and nothing else.
 func checkLost(t *testing.T, c *corev1.PersistentVolumeClaim) {
 	t.Helper()
