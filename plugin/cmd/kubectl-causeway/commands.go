@@ -53,6 +53,7 @@ type orphansFlags struct {
 	program string
 	delete  bool
 	yes     bool
+	pending bool // delete despite pending claims
 	wait    time.Duration
 }
 
@@ -78,6 +79,8 @@ func orphansCommand() command {
 			fs.BoolVar(&f.delete, "delete", false, "delete the orphans, or those with the given IDs, after a "+
 				"confirmation")
 			fs.BoolVar(&f.yes, "yes", false, "with --delete: do not ask")
+			fs.BoolVar(&f.pending, "despite-pending-claims", false, "with --delete: delete although claims of the "+
+				"driver are pending; the volumes with the names of these claims stay")
 			fs.DurationVar(&f.wait, "wait", 2*time.Minute, "with --delete: time for each orphan")
 		},
 		run: func(ctx context.Context, s session, args []string) error { return s.orphans(ctx, f, args) },
@@ -88,8 +91,8 @@ func (s session) orphans(ctx context.Context, f *orphansFlags, ids []string) err
 	switch {
 	case f.Settle < 0 || f.wait <= 0:
 		return fmt.Errorf("%w: --settle must not be negative, and --wait must be positive", errUsage)
-	case !f.delete && (len(ids) > 0 || f.yes):
-		return fmt.Errorf("%w: IDs and --yes need --delete", errUsage)
+	case !f.delete && (len(ids) > 0 || f.yes || f.pending):
+		return fmt.Errorf("%w: IDs, --yes and --despite-pending-claims need --delete", errUsage)
 	case f.delete && s.output == "json":
 		return fmt.Errorf("%w: --delete has no --output=json", errUsage)
 	}
@@ -120,7 +123,7 @@ func (s session) orphans(ctx context.Context, f *orphansFlags, ids []string) err
 	switch {
 	case f.delete:
 		return s.deleteOrphans(ctx, &orphans.Deletion{Search: search, Report: report, Wait: f.wait, Poll: time.Second,
-			Log: s.err}, ids, f.yes)
+			Log: s.err, DespitePending: f.pending}, ids, f.yes)
 	case len(report.Orphans) > 0:
 		return errCode(codeOrphans)
 	case !report.Judged():

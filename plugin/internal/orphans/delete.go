@@ -56,7 +56,7 @@ var (
 // added, and the driver refuses a volume that is mounted:
 //
 //  1. All objects are read again. If one names the orphan, or a claim of the driver is pending,
-//     nothing happens.
+//     nothing happens; see DespitePending.
 //  2. The orphan gets a reservation: a PersistentVolume or a VolumeSnapshotContent with the policy
 //     Retain, which nothing deletes. From now on other searches see the orphan as named. The cluster
 //     must have processed it: the volume is Released, the content has its handle in its status.
@@ -73,6 +73,9 @@ type Deletion struct {
 	Wait   time.Duration // for each orphan
 	Poll   time.Duration
 	Log    io.Writer
+	// DespitePending deletes orphans although claims are pending. Their volumes are named in any case,
+	// by the names that the sidecar gives to them.
+	DespitePending bool
 }
 
 // Reset sets the policy of all reservations that an interrupted run has left to Retain. It must run
@@ -109,7 +112,7 @@ func (d *Deletion) Check() error {
 	case !d.Driver.Routed():
 		return errors.New("the storage of the driver is not on nodes: another cluster may have volumes on the same " +
 			"share, and only its objects name them")
-	case len(r.Pending) > 0:
+	case len(r.Pending) > 0 && !d.DespitePending:
 		return pendingError(r.Pending)
 	case d.Driver.Controller == nil:
 		return errors.New("the driver has no controller")
@@ -118,8 +121,9 @@ func (d *Deletion) Check() error {
 }
 
 func pendingError(claims []string) error {
-	return fmt.Errorf("%d claims of the driver are pending, and the driver may be creating their volumes: wait, or "+
-		"delete the claims: %v", len(claims), claims[:min(len(claims), 10)])
+	return fmt.Errorf("%d claims of the driver are pending, and the driver may be creating their volumes: wait, "+
+		"delete the claims, or use --despite-pending-claims, which keeps the volumes with the names of these claims: %v",
+		len(claims), claims[:min(len(claims), 10)])
 }
 
 // Deletable returns the orphans that Delete deletes, and the number of the others: members of group
@@ -206,7 +210,7 @@ func (d *Deletion) look(ctx context.Context, o Orphan, except map[types.UID]bool
 			"command again", ErrNoConclusion, kind)
 	case n.named(o.ID):
 		return ErrNamed
-	case len(n.pending) > 0:
+	case len(n.pending) > 0 && !d.DespitePending:
 		return pendingError(n.pending)
 	}
 	return nil

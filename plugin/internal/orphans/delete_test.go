@@ -367,6 +367,24 @@ func TestAFailedRequestDeletesNothing(t *testing.T) {
 	}
 }
 
+// With DespitePending a pending claim protects its own volume only.
+func TestDespitePendingClaims(t *testing.T) {
+	for uid, want := range map[string]error{"y": nil, "2": ErrNamed} { // lostVolume is that of the claim 2
+		d, w := deletion(t, append(without(all(), 1, 4), pvc(uid, "Pending"))...)
+		if err := d.Delete(t.Context(), lostVolume); err == nil {
+			t.Errorf("claim %s is pending: deleted without the flag", uid)
+		}
+		d.DespitePending = true
+		d.Report = Report{Pending: []string{"default/c1"}}
+		if err := d.Check(); err != nil {
+			t.Errorf("Check = %v", err)
+		}
+		if err := d.Delete(t.Context(), lostVolume); !errors.Is(err, want) || (want == nil) != (len(w.deleted) == 1) {
+			t.Errorf("claim %s is pending: %v, want %v; deleted %v", uid, err, want, w.deleted)
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	d, _ := deletion(t, all()...)
 	if err := d.Check(); err != nil {
