@@ -317,10 +317,11 @@ type Images interface {
 		copyData func(ctx context.Context) error) error
 
 	// Trim gives the blocks of an image that its filesystem does not use back to the disk, and
-	// returns the bytes that the image takes less than before. It does nothing for an image without
-	// a filesystem that is mounted here. tenant is as Mount.Tenant. Trim gives way: it ends with
-	// ErrBusy when a call of this Host unmounts, grows or freezes the image. Then a part of the
-	// blocks is given back. A helper process makes the system call.
+	// returns the bytes that the image takes less than before, or fewer: xfs may give some back a
+	// moment later. It does nothing for an image without a filesystem that is mounted here. tenant
+	// is as Mount.Tenant. Trim gives way: it ends with ErrBusy when a call of this Host unmounts,
+	// grows or freezes the image. Then a part of the blocks is given back. A helper process makes
+	// the system call.
 	//
 	// Errors: ErrBusy, ErrStalled, ErrFormat if the image is not a regular file,
 	// errors.ErrUnsupported if the disk cannot take blocks back, or the system has no such call.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -106,8 +107,22 @@ func (l *linux) Trim(ctx context.Context, tenant, image string) (freed int64, er
 	if err := l.trim(ctx, d, m, filesystems[0].FSType); err != nil {
 		return 0, fmt.Errorf("trim the %s in %s: %w", filesystems[0].FSType, image, err)
 	}
+	awaitDiscards(n)
 	after, err := allocated(image)
 	return max(before-after, 0), err
+}
+
+// awaitDiscards waits for the discards of loop device n: xfs makes them in the background since Linux
+// 6.7. It waits for a second at most, as other requests count, too: then Trim returns fewer bytes.
+func awaitDiscards(n int) {
+	file := fmt.Sprintf("/sys/block/loop%d/inflight", n)
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		// Requests that read, and requests that write: Documentation/ABI/stable/sysfs-block of Linux.
+		text, err := os.ReadFile(file)
+		if counts := strings.Fields(string(text)); err != nil || len(counts) < 2 || counts[1] == "0" {
+			return
+		}
+	}
 }
 
 // trim runs trimTask on a mount of the filesystem. When it returns, the helper does not use the
