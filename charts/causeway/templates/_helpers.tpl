@@ -180,6 +180,23 @@ imagePullSecrets:
 {{- if kindIs "bool" $said -}}{{ if $said }}true{{ end }}{{- else if not .root.Values.hostpath.backendArgs -}}true{{- end -}}
 {{- end -}}
 
+{{/* The field of a CSIDriver with which pods wait for the driver, from the values of a driver. */}}
+{{- define "causeway.preventScheduling" -}}
+{{- if .csiDriver.preventPodSchedulingIfMissing }}
+  preventPodSchedulingIfMissing: true           # pods with claims wait until the driver is registered on a node
+{{- end }}
+{{- end -}}
+
+{{/* Rejects fields of the CSIDriver that the API server does not know: it would drop them, or refuse the object. */}}
+{{- define "causeway.validateCSIDrivers" -}}
+{{- range $name := list "hostpath" "smb" -}}
+{{- $driver := index $.Values $name -}}
+{{- if and $driver.enabled $driver.csiDriver.preventPodSchedulingIfMissing (semverCompare "<1.36-0" $.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "%s.csiDriver.preventPodSchedulingIfMissing: Kubernetes %s does not have this field of the CSIDriver, which came with 1.36" $name $.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Rejects combinations of values that a schema cannot reject. */}}
 {{- define "causeway.validate" -}}
 {{- if and .Values.hostpath.enabled (.Capabilities.APIVersions.Has "storage.k8s.io/v1/CSIDriver") -}}{{/* without a cluster no kind is known */}}
@@ -223,6 +240,7 @@ imagePullSecrets:
 {{- if and .Values.hostpath.enabled (eq .Values.hostpath.driverName .Values.smb.driverName) -}}
 {{- fail "hostpath.driverName and smb.driverName are the same: two drivers need two names" -}}
 {{- end -}}
+{{- include "causeway.validateCSIDrivers" . -}}
 {{- include "causeway.validateAttached" . -}}
 {{- include "causeway.validateWindows" . -}}
 {{- if and .Values.hostpath.enabled .Values.hostpath.certificates.nodesDirectory (ne .Values.hostpath.certificates.source "secrets") -}}

@@ -251,6 +251,8 @@ func TestRejectedValues(t *testing.T) {
 		"a cloud on any node": {attachedWith("privileged: true, replicas: 1", ""),
 			"Set hostpath.controller.nodeSelector"},
 		"a forgotten node without a router": {attachedWith("", ", forgottenNodes: [a]"), "only a router reads it"},
+		"a field that Kubernetes does not have": {"hostpath: {csiDriver: {preventPodSchedulingIfMissing: maybe}}",
+			"/hostpath/csiDriver/preventPodSchedulingIfMissing"},
 		"a snapshot controller without a pod": {"{hostpath: {enabled: false}, snapshotController: {enabled: true}}",
 			"hostpath's controller, which is disabled"},
 	} {
@@ -260,6 +262,45 @@ func TestRejectedValues(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFieldsOfTheCSIDriver: the chart sets a field only on request, and refuses it where the API
+// server does not know it.
+func TestFieldsOfTheCSIDriver(t *testing.T) {
+	bin := programs(t)
+	const field = "preventPodSchedulingIfMissing: true"
+	for version, fails := range map[string]bool{"v1.31.0": true, "v1.35.9": true, "v1.36.0-alpha.1": false, "v1.38.0": false} {
+		for _, driver := range []string{"hostpath", "smb"} {
+			args := []string{"--kube-version=" + version, "--set=smb.enabled=true"}
+			if set := csiDriver(t, bin, driver, args...); strings.Contains(set, field) {
+				t.Errorf("%s, %s: it is set without a value", version, driver)
+			}
+			args = append(args, "--set="+driver+".csiDriver.preventPodSchedulingIfMissing=true")
+			if _, err := Render(t.Context(), bin, args...); fails != (err != nil) || fails && !strings.Contains(err.Error(),
+				driver+".csiDriver.preventPodSchedulingIfMissing: Kubernetes "+version) {
+				t.Errorf("%s, %s: %v", version, driver, err)
+			}
+			if !fails && !strings.Contains(csiDriver(t, bin, driver, args...), field) {
+				t.Errorf("%s, %s: it is not set", version, driver)
+			}
+		}
+	}
+}
+
+// csiDriver returns the rendered CSIDriver of a driver.
+func csiDriver(t *testing.T, bin, driver string, args ...string) string {
+	t.Helper()
+	objects, err := Render(t.Context(), bin, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		if o.Source == driver+"/csidriver.yaml" {
+			return o.Text
+		}
+	}
+	t.Fatalf("no CSIDriver of %s", driver)
+	return ""
 }
 
 // TestUnusualValues: values that few have are taken where they are good.
