@@ -89,6 +89,7 @@ type Tool struct {
 	Package string
 	Test    bool   // the program is the package's tests
 	Tags    string // build tags, with commas
+	CGO     bool   // the program needs a C compiler
 }
 
 // BuildTools is Build for programs outside of a cluster: those of the modules below dir. tools has
@@ -98,11 +99,11 @@ func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]T
 	if err != nil {
 		return "", err
 	}
-	b := builder{table: map[string]component{}, tests: map[string]bool{}, tags: map[string]string{}, tools: dir,
-		cache: filepath.Join(cache, "causeway", "components"), log: log}
+	b := builder{table: map[string]component{}, tests: map[string]bool{}, tags: map[string]string{}, cgo: map[string]bool{},
+		tools: dir, cache: filepath.Join(cache, "causeway", "components"), log: log}
 	for name, t := range all {
 		b.table[name] = component{module: t.Module, pkg: t.Package}
-		b.tests[name] = t.Test
+		b.tests[name], b.cgo[name] = t.Test, t.CGO
 		if t.Tags != "" {
 			b.tags[name] = t.Tags
 		}
@@ -115,6 +116,7 @@ type builder struct {
 	table map[string]component
 	tests map[string]bool   // which of them are the tests of a package
 	tags  map[string]string // build tags, by name
+	cgo   map[string]bool   // which of them need a C compiler
 	tools string            // the directory of the tools' modules
 	cache string
 	log   io.Writer
@@ -187,6 +189,9 @@ func (b builder) one(ctx context.Context, dir, name string) error {
 		build = append(build, "-tags="+tags)
 	}
 	cmd := goCommand(ctx, module, append(build, "-trimpath", "-ldflags", flags, "-o", part, c.pkg)...)
+	if b.cgo[name] {
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
+	}
 	cmd.Stdout, cmd.Stderr = b.log, b.log
 	// A build whose parent is gone would continue beside the next build, without the lock.
 	runtime.LockOSThread()

@@ -134,7 +134,7 @@ func TestAlerts(t *testing.T) {
 	}
 	for _, f := range faults {
 		t.Run(f.name, func(t *testing.T) {
-			p := &prometheus{t, p.url}
+			p := &prometheus{t, p.Server}
 			repaired := false
 			defer func() {
 				if !repaired {
@@ -165,7 +165,7 @@ func (p *prometheus) well() {
 		for expr, want := range map[string]string{"count(up == 1)": "8", "count(up)": "8", "count(causeway_ready == 1)": "2",
 			`sum(csi_sidecars_controller_up{controller="provisioner"})`: "1",
 			`max(causeway_router_peers{state="answers"})`:               "2", "count(csi_sidecars_ready == 1)": "4"} {
-			got, err := p.query(expr)
+			got, err := p.Query(expr)
 			if err == nil && (len(got) != 1 || got[0].Value[1] != want) {
 				err = fmt.Errorf("%s is %v, want %s", expr, got, want)
 			}

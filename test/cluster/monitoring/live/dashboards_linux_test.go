@@ -40,7 +40,7 @@ func TestDashboards(t *testing.T) {
 	}
 	for _, q := range queries {
 		livetest.Until(t, q.Dashboard+": "+q.Panel, func() error {
-			samples, err := p.query(q.Expr)
+			samples, err := p.Query(q.Expr)
 			if err == nil && len(samples) == 0 {
 				if slices.Contains(empty, q.Panel) {
 					return nil
