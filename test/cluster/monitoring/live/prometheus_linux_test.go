@@ -46,6 +46,7 @@ func (p *prometheus) firing() (map[string]bool, error) {
 	}
 	return names, err
 }
+
 // fires waits until all alerts fire, or none of them.
 func (p *prometheus) fires(want bool, alerts ...string) {
 	p.Helper()
