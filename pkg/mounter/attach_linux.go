@@ -286,11 +286,11 @@ func deviceNodeRecipe(fd int, device fileID) recipe {
 func filesystemRecipe(device, fsType string, o fresh) recipe {
 	return recipe{
 		detached: func() (int, error) {
-			fd, err := newFilesystem(device, fsType, append(o.super, o.text...), o.attributes)
+			fd, err := newFilesystem(device, fsType, o.parameters(), o.attributes)
 			return fd, notFormat(fsType, err)
 		},
 		legacy: func(target string) error {
-			return notFormat(fsType, unix.Mount(device, target, fsType, o.flags, strings.Join(o.text, ",")))
+			return notFormat(fsType, unix.Mount(device, target, fsType, o.flags, o.data()))
 		},
 		check: func(root int) error { return verifyFlags(root, o.shown) },
 	}
@@ -298,6 +298,9 @@ func filesystemRecipe(device, fsType string, o fresh) recipe {
 
 // notFormat wraps the errors by which a kernel rejects the content of a device in ErrFormat.
 func notFormat(fsType string, err error) error {
+	if errors.Is(err, ErrOption) {
+		return err
+	}
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EUCLEAN) {
 		return fmt.Errorf("%w: no %s that can be mounted: %w", ErrFormat, fsType, err)
 	}
@@ -319,6 +322,10 @@ func newFilesystem(device, fsType string, options []string, attributes uint64) (
 		}
 		if key, value, ok := strings.Cut(o, "="); ok {
 			err = unix.FsconfigSetString(fsys, key, value)
+			if key == contextOption && errors.Is(err, unix.EINVAL) {
+				err = fmt.Errorf("%w: %s: the node does not have SELinux, or its policy does not have this label: %w",
+					ErrOption, contextOption, err)
+			}
 		} else {
 			err = unix.FsconfigSetFlag(fsys, o)
 		}

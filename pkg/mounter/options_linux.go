@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -105,6 +106,7 @@ type fresh struct {
 	attributes uint64   // MOUNT_ATTR_*, of fsmount(2)
 	super      []string // of the filesystem, which fsconfig(2) takes as text and mount(2) as flags
 	text       []string // of the filesystem, which both take as text
+	label      string   // of SELinux, or empty; fsconfig(2) takes it as it is, and mount(2) in quotes
 	flags      uintptr  // MS_*, of mount(2)
 	shown      int64    // ST_* that statfs(2) must show afterwards
 }
@@ -126,9 +128,30 @@ func (a attributeSet) fresh(fsType string, options []string) fresh {
 	for _, o := range options {
 		if flag, ok := ownFlags[o]; ok {
 			f.super, f.flags = append(f.super, o), f.flags|flag
+		} else if l, ok := labelOf(o); ok {
+			f.label = l
 		} else if _, ok := linuxOptions[o]; !ok {
 			f.text = append(f.text, o)
 		}
 	}
 	return f
+}
+
+// parameters returns the options of the filesystem, as fsconfig(2) takes each.
+func (f fresh) parameters() []string {
+	all := slices.Concat(f.super, f.text)
+	if f.label != "" {
+		all = append(all, contextOption+"="+f.label)
+	}
+	return all
+}
+
+// data returns the options of the filesystem that mount(2) takes as text. Quotes keep the commas of a
+// label from ending the option: selinux_sb_eat_lsm_opts in security/selinux/hooks.c of Linux.
+func (f fresh) data() string {
+	all := slices.Clone(f.text)
+	if f.label != "" {
+		all = append(all, contextOption+`="`+f.label+`"`)
+	}
+	return strings.Join(all, ",")
 }

@@ -190,11 +190,11 @@ var shareOptions = map[string]*regexp.Regexp{
 	"file_mode": mode, "dir_mode": mode,
 	"actimeo": seconds, "acregmax": seconds, "acdirmax": seconds, "closetimeo": seconds, "echo_interval": seconds,
 	"rsize": bytes32, "wsize": bytes32,
-	"cache":    regexp.MustCompile(`^(none|strict)$`),
-	"vers":     regexp.MustCompile(`^(3|3\.0|3\.02|3\.1\.1)$`),
-	"sec":      regexp.MustCompile(`^(krb5|ntlmssp)$`),
-	"context":  regexp.MustCompile(`^[A-Za-z0-9_]+(:[A-Za-z0-9_.,-]+){2,4}$`),
-	"forceuid": nil, "forcegid": nil, "noperm": nil, "mfsymlinks": nil, "nobrl": nil, "serverino": nil,
+	"cache":       regexp.MustCompile(`^(none|strict)$`),
+	"vers":        regexp.MustCompile(`^(3|3\.0|3\.02|3\.1\.1)$`),
+	"sec":         regexp.MustCompile(`^(krb5|ntlmssp)$`),
+	contextOption: label,
+	"forceuid":    nil, "forcegid": nil, "noperm": nil, "mfsymlinks": nil, "nobrl": nil, "serverino": nil,
 	"noserverino": nil, "seal": nil, "sign": nil, "soft": nil, "hard": nil, "nosharesock": nil, "guest": nil,
 }
 
@@ -208,6 +208,9 @@ var (
 // isShareOption reports whether an option is one of those permitted.
 func isShareOption(permitted map[string]*regexp.Regexp, option string) bool {
 	name, value, hasValue := strings.Cut(option, "=")
+	if l, ok := labelOf(option); ok {
+		value = l
+	}
 	form, ok := permitted[name]
 	return ok && hasValue == (form != nil) && (form == nil || form.MatchString(value))
 }

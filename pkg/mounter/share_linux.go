@@ -203,6 +203,9 @@ func ownParameters(m Mount) [][2]string {
 	version := [2]string{"vers", "3"} // SMB 3.0 or newer
 	for _, o := range m.Options {
 		name, value, _ := strings.Cut(o, "=")
+		if l, ok := labelOf(o); ok {
+			value = l
+		}
 		switch {
 		case name == "vers":
 			version[1] = value

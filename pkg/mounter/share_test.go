@@ -71,7 +71,8 @@ func FuzzParseShare(f *testing.F) {
 func TestOptionsOfAShare(t *testing.T) {
 	good := []string{"uid=0", "gid=4242", "gid=3999999999", "file_mode=0660", "dir_mode=02770", "dir_mode=770", "actimeo=30",
 		"closetimeo=1", "cache=none", "rsize=65536", "vers=3.1.1", "sec=krb5", "cruid=1000", "forcegid", "seal", "nobrl",
-		"mfsymlinks", "context=system_u:object_r:container_file_t:s0:c1,c2", "ro", "noexec", "relatime"}
+		"mfsymlinks", "context=system_u:object_r:container_file_t:s0:c1,c2", `context="system_u:object_r:container_file_t:s0:c1,c2"`, "ro",
+		"noexec", "relatime"}
 	if err := CheckOptions(Share, "", good); err != nil {
 		t.Error(err)
 	}
@@ -83,6 +84,7 @@ func TestOptionsOfAShare(t *testing.T) {
 	for _, o := range []string{
 		"gid", "gid=", "gid=-1", "gid=4294967295", "gid=0x10", "gid=1,ip=10.0.0.1", "file_mode=9", "file_mode=", "seal=1",
 		"cache=loose", "vers=1.0", "vers=2.1", "sec=none", "sec=krb5,uid=0", "actimeo=1s", "context=a", "context=a:b:c\n", "context=a:b:c:d:e:f",
+		`context="a:b:c`, `context=a:b:c"`, `context=""a:b:c""`, `context="a:b:c",ip="1"`, `context=""`, `context="a:b:c\"`,
 		"password=x", "password2=x", "username=bob", "user=bob", "pass=x", "credentials=/etc/shadow", "domain=w", "ip=10.0.0.1",
 		"addr=10.0.0.1", "port=1", "unc=//a/b", "source=//a/b", "prefixpath=/", "gid=1\x00", "GID=1", "", "=", "multiuser",
 		"servern=x", "netbiosname=x", "modefromsid", "idsfromsid", "fsc", "sfu", "unix", "posix", "snapshot=1", "dev",

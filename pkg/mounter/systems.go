@@ -18,6 +18,8 @@ type system struct {
 	// fsTypes are the filesystems of an Image or BlockDevice, with their permitted options beside
 	// options.
 	fsTypes map[string][]string
+	// labels: the option context gives an SELinux label to a filesystem of fsTypes.
+	labels bool
 	// share are the permitted options of a Share beside options: see shareOptions.
 	share map[string]*regexp.Regexp
 	// remedies are the alternatives to options of a Share that another system has.
@@ -32,6 +34,7 @@ var linuxMounts = system{
 	kinds:   []Kind{Directory, Image, Disk, Device, BlockDevice, Share},
 	options: directoryOptions,
 	fsTypes: imageOptions,
+	labels:  true,
 	share:   shareOptions,
 }
 
@@ -127,7 +130,8 @@ func (s system) permits(k Kind, fsType, option string) bool {
 	case k == Directory:
 		return false
 	}
-	return slices.Contains(s.fsTypes[fsType], option)
+	_, isLabel := labelOf(option)
+	return s.labels && isLabel || slices.Contains(s.fsTypes[fsType], option)
 }
 
 // optionNames returns the names of the permitted options, for an error.
@@ -140,7 +144,11 @@ func (s system) optionNames(k Kind, fsType string) string {
 	case k == Directory:
 		return strings.Join(s.options, ", ")
 	}
-	return strings.Join(slices.Concat(s.options, s.fsTypes[fsType]), ", ")
+	names := slices.Concat(s.options, s.fsTypes[fsType])
+	if s.labels {
+		names = append(names, contextOption+"=")
+	}
+	return strings.Join(names, ", ")
 }
 
 // FSTypes are the filesystems that an Image may have on an operating system, sorted.
@@ -194,6 +202,10 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 		return fmt.Errorf("%w: a mount of kind %q", errors.ErrUnsupported, k)
 	}
 	for i, o := range options {
+		if _, isLabel := labelOf(o); isLabel && k == Directory {
+			return fmt.Errorf("%w: %s: a directory shares the filesystem of other directories, and cannot have an SELinux "+
+				"label of its own: seLinuxMount of the CSIDriver must be false", ErrOption, optionAt(options, i))
+		}
 		if !slices.ContainsFunc(systems, func(s system) bool {
 			_, isType := s.fsTypes[fsType]
 			return (isType || fsType == "") && s.permits(k, fsType, o)

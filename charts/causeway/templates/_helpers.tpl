@@ -195,6 +195,24 @@ imagePullSecrets:
 {{- fail (printf "%s.csiDriver.preventPodSchedulingIfMissing: Kubernetes %s does not have this field of the CSIDriver, which came with 1.36" $name $.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- end -}}
+{{- $hostpath := .Values.hostpath -}}
+{{- if and $hostpath.enabled (not $hostpath.backendArgs) -}}
+{{- if and $hostpath.csiDriver.seLinuxMount (has "directory" $hostpath.kinds) -}}
+{{- fail "hostpath.csiDriver.seLinuxMount: directories share a filesystem, and cannot be mounted with labels of their own. Set hostpath.kinds to [image]" -}}
+{{- end -}}
+{{- range $name, $class := $hostpath.storageClasses -}}
+{{- if and $class (not (has (dig "kind" "" ($class | default dict)) $hostpath.kinds)) -}}
+{{- fail (printf "hostpath.kinds: the class %s is for volumes of kind %s. Set the class to null, or add the kind" $name $class.kind) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Flag of the driver for the kinds of volumes, if they differ from the default. */}}
+{{- define "causeway.kindsArg" -}}
+{{- if ne (join "," .Values.hostpath.kinds) "directory,image" }}
+- --kinds={{ join "," .Values.hostpath.kinds }}
+{{- end }}
 {{- end -}}
 
 {{/* Rejects combinations of values that a schema cannot reject. */}}

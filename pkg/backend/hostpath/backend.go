@@ -15,7 +15,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// Config configures a Backend. All fields except Init, Adopt, Lost, Report and Warn are required.
+// Config configures a Backend. All fields except Init, Adopt, Lost,
+// Kinds, Report and Warn are required.
 type Config struct {
 	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
 	Node    string // name of this node
@@ -33,6 +34,9 @@ type Config struct {
 	// TrimInterval is the time between two trims of the mounted images; 0 trims none. On Windows it
 	// is an error.
 	TrimInterval time.Duration
+	// Kinds are the kinds of volumes that may be created: "directory", "image"; all if it is empty. The
+	// first is that of volumes without the parameter kind.
+	Kinds []string
 
 	// Report is called with the panic of a background task, a *guard.Panic. May be nil.
 	Report func(error)
@@ -54,6 +58,7 @@ type (
 // Backend keeps volumes below a root directory. It serves one root, exclusively.
 type Backend struct {
 	cfg   Config
+	kinds []kind // of Config.Kinds
 	jobs  *jobs.Jobs
 	exec  executor
 	slots slots

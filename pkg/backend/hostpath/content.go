@@ -66,9 +66,14 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 	return c, fmt.Errorf("%w: invalid kind %.64q: must be %q or %q", backend.ErrInvalid, c.Kind, directory, image)
 }
 
-// servable returns ErrExhausted for content that the operating system of this node cannot mount, or
-// not for these uses: another node may.
+// servable returns ErrInvalid for content of a kind that this backend does not make, and ErrExhausted
+// for content that the operating system of this node cannot mount, or not for these uses: another
+// node may.
 func (b *Backend) servable(c content, uses []backend.Access) error {
+	if !slices.Contains(b.kinds, c.Kind) {
+		return fmt.Errorf("%w: a volume of kind %q: this driver makes only volumes of kind %q (--kinds)", backend.ErrInvalid,
+			c.Kind, b.kinds)
+	}
 	kind, fsType := mounter.Directory, ""
 	switch {
 	case c.Kind == image && c.Block:

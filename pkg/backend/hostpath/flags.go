@@ -16,6 +16,7 @@ type Flags struct {
 	Init  bool
 	Adopt bool
 	Lost  []string
+	Kinds []string
 
 	WindowsImageClone bool
 	TrimInterval      time.Duration
@@ -34,6 +35,10 @@ func (f *Flags) Declare(set *flag.FlagSet) {
 	set.Var((*uuidList)(&f.Lost), "lost-roots",
 		"hostpath: `UUIDs` of roots that never come back, with commas between them: if such a root was served last, "+
 			"the present root is taken as at a first start")
+	f.Kinds = []string{string(directory), string(image)}
+	set.Var((*kindList)(&f.Kinds), "kinds",
+		"hostpath: `kinds` of volumes that may be created, with commas between them; other volumes that exist are served; "+
+			"the first kind is that of volumes without the parameter kind")
 	set.BoolVar(&f.WindowsImageClone, "windows-image-clone", false,
 		"hostpath: restore and clone images on Windows, although the copy has the disk and volume GUIDs of its "+
 			"source: set it only after the checklist for Windows has shown that both attach on one node; an "+
@@ -61,6 +66,17 @@ func (u *uuidList) Set(list string) error {
 		*u = append(*u, id.String())
 	}
 	return nil
+}
+
+// kindList is the value of a flag: kinds of volumes, separated by commas.
+type kindList []string
+
+func (k *kindList) String() string { return strings.Join(*k, ",") }
+
+func (k *kindList) Set(list string) error {
+	*k = strings.Split(list, ",")
+	_, err := parseKinds(*k)
+	return err
 }
 
 // Check cleans Root, and returns an error unless it is an absolute path outside of the kubelet's

@@ -2,6 +2,7 @@ package hostpath
 
 import (
 	"flag"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +22,21 @@ func TestLostRootsFlag(t *testing.T) {
 		}
 		if !slices.Equal(f.Lost, want) || f.Init || f.Adopt {
 			t.Errorf("%q: got %+v, want %q", args, f, want)
+		}
+	}
+}
+
+// TestKindsFlag: each kind once, in the order of the flag.
+func TestKindsFlag(t *testing.T) {
+	for args, want := range map[string][]string{"": {"directory", "image"}, "--kinds=image": {"image"},
+		"--kinds=image,directory": {"image", "directory"}, "--kinds=": nil, "--kinds=file": nil, "--kinds=image,image": nil,
+		"--kinds=image,": nil} {
+		var f Flags
+		set := flag.NewFlagSet("", flag.ContinueOnError)
+		set.SetOutput(io.Discard)
+		f.Declare(set)
+		if err := set.Parse(strings.Fields(args)); (err == nil) != (want != nil) || err == nil && !slices.Equal(f.Kinds, want) {
+			t.Errorf("%q: got %q and %v, want %q", args, f.Kinds, err, want)
 		}
 	}
 }

@@ -93,7 +93,11 @@ func New(cfg Config) (*Backend, error) {
 	if err := checkTrim(cfg); err != nil {
 		return nil, err
 	}
-	b := &Backend{cfg: cfg, jobs: jobs.New(), slots: newSlots(), wake: make(chan struct{}, 1)}
+	kinds, err := parseKinds(cfg.Kinds)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", backend.ErrInvalid, err)
+	}
+	b := &Backend{cfg: cfg, kinds: kinds, jobs: jobs.New(), slots: newSlots(), wake: make(chan struct{}, 1)}
 	b.exec.limit, b.exec.giveWay = progressLimit, b.traffic.giveWay
 	b.troubles.warn = cfg.Warn
 	b.jobs.Go(func(ctx context.Context) {

@@ -1,5 +1,13 @@
 package hostpath
 
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
 // kind is the kind of a volume.
 type kind string
 
@@ -8,6 +16,31 @@ const (
 	directory kind = "directory"
 	image     kind = "image"
 )
+
+// parseKinds returns kinds by their names: all kinds if there are no names.
+func parseKinds(names []string) (all []kind, err error) {
+	if len(names) == 0 {
+		return []kind{directory, image}, nil
+	}
+	for _, name := range names {
+		k := kind(name)
+		if k != directory && k != image || slices.Contains(all, k) {
+			return nil, fmt.Errorf("invalid kinds %q: must be %q, %q, or both", names, directory, image)
+		}
+		all = append(all, k)
+	}
+	return all, nil
+}
+
+// withKind returns o with a kind: the first of the kinds that this backend makes, if o has none.
+func (b *Backend) withKind(o backend.CreateOptions) backend.CreateOptions {
+	if _, ok := o.Parameters[kindKey]; !ok {
+		parameters := map[string]string{kindKey: string(b.kinds[0])}
+		maps.Copy(parameters, o.Parameters)
+		o.Parameters = parameters
+	}
+	return o
+}
 
 const (
 	defaultSize = 1 << 30 // bytes of a volume without a requested size

@@ -42,8 +42,9 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 	if err != nil {
 		return backend.Capacity{}, err
 	}
+	o = b.withKind(o)
 	o.Required, o.Limit = 0, 0
-	if k := kind(o.Parameters[kindKey]); k == "" || k == directory {
+	if kind(o.Parameters[kindKey]) == directory {
 		// CreateVolume explains that a directory has no filesystem. Without capacity it would not
 		// be called.
 		o.Access = slices.Clone(o.Access)

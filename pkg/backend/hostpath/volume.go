@@ -50,6 +50,7 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if err != nil {
 		return backend.Volume{}, err
 	}
+	o = b.withKind(o)
 	if err := v.plan(o, nil); err != nil {
 		return backend.Volume{}, err
 	}

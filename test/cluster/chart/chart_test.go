@@ -253,6 +253,12 @@ func TestRejectedValues(t *testing.T) {
 		"a forgotten node without a router": {attachedWith("", ", forgottenNodes: [a]"), "only a router reads it"},
 		"a field that Kubernetes does not have": {"hostpath: {csiDriver: {preventPodSchedulingIfMissing: maybe}}",
 			"/hostpath/csiDriver/preventPodSchedulingIfMissing"},
+		"labels of directories": {"hostpath: {csiDriver: {seLinuxMount: true}}", "Set hostpath.kinds to [image]"},
+		"a class of a kind that is not made": {"hostpath: {kinds: [image]}",
+			"the class causeway-hostpath is for volumes of kind directory"},
+		"no kinds":        {"hostpath: {kinds: []}", "/hostpath/kinds"},
+		"a kind twice":    {"hostpath: {kinds: [image, image]}", "/hostpath/kinds"},
+		"an unknown kind": {"hostpath: {kinds: [image, share]}", "/hostpath/kinds"},
 		"a snapshot controller without a pod": {"{hostpath: {enabled: false}, snapshotController: {enabled: true}}",
 			"hostpath's controller, which is disabled"},
 	} {
@@ -316,6 +322,8 @@ func TestUnusualValues(t *testing.T) {
 		"a size with a fraction":             "tests: {size: 1.5Gi}",
 		"an issuer that is taken back":       "hostpath: {certificates: {issuerRef: null}}",
 		"disks of a cloud that is elsewhere": attachedWith("", ""),
+		"labels of your own backend":         "hostpath: {backendArgs: [--a], csiDriver: {seLinuxMount: true}}",
+		"images by default":                  "hostpath: {kinds: [image, directory]}",
 		"a share with the longest name": "smb: {enabled: true, shares: {" + strings.Repeat("a", 57) +
 			": {source: //a/b, secretName: c}}}",
 		"flags of a driver that is off":                       "hostpath: {enabled: false, extraArgs: [--peer-client=mine]}",
@@ -710,6 +718,8 @@ var alternatives = map[string]string{
 	"smb/shares":                                             `{x: {source: //a/b, secretName: c}}`,
 	"networkPolicy/metricsFrom":                              `[{podSelector: {}}]`,
 	"networkPolicy/nodeEgress":                               `[{}]`,
+	"hostpath/kinds":                                         `[image, directory]`,
+	"hostpath/csiDriver/seLinuxMount":                        "", // the configuration images
 	"hostpath/lostRoots":                                     `[x]`,
 	"enabled":                                                "", // for a chart above this chart
 	"admission/inline/maxSize":                               `3Gi`,
