@@ -22,6 +22,8 @@ type recipe struct {
 	detached func() (fd int, err error)
 	// legacy puts the mount on target by mount(2).
 	legacy func(target string) error
+	// onlyLegacy: the new system calls cannot make this mount.
+	onlyLegacy bool
 	// remount gives a mount that legacy made its options. May be nil.
 	remount func(root string) error
 	// check compares the mount, by its root, with the expected mount. Where the kernel permits,
@@ -52,7 +54,7 @@ func (l *linux) attach(t target, r recipe) error {
 
 // put makes a mount on t, which may have been moved.
 func (l *linux) put(t target, r recipe) (ownMount, error) {
-	if !l.legacy.Load() {
+	if !l.legacy.Load() && !r.onlyLegacy {
 		m, err := putDetached(t, r)
 		if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 			return m, err
@@ -293,6 +295,9 @@ func filesystemRecipe(device, fsType string, o fresh) recipe {
 			return notFormat(fsType, unix.Mount(device, target, fsType, o.flags, o.data()))
 		},
 		check: func(root int) error { return verifyFlags(root, o.shown) },
+		// Before Linux 6.8, fsconfig(2) keeps the label from btrfs, which sets labels itself, and each mount
+		// is EINVAL: btrfs_mount_root in fs/btrfs/super.c.
+		onlyLegacy: fsType == btrfs && o.label != "",
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	_ "embed" // the policy of SELinux
 	"errors"
 	"fmt"
 	"os"
@@ -21,6 +22,8 @@ type machine struct {
 	kernel qemu.Kernel
 	initrd string // path of an archive
 	smb    string // of smbtest.EnvRemote, as the guest sees it
+
+	selinux bool
 }
 
 // prepare makes all that the guest needs.
@@ -35,6 +38,9 @@ func (m *machine) prepare(ctx context.Context, metapackage string, suites []suit
 	needed := append([]qemu.Program{
 		{Name: qemu.Emulator, Package: "qemu-system-x86"}, {Name: "xz", Package: "xz-utils"},
 	}, programs...)
+	if m.selinux {
+		needed = append(needed, qemu.Program{Name: "checkpolicy", Package: "checkpolicy"})
+	}
 	if err := qemu.Install(ctx, os.Stdout, needed); err != nil {
 		return err
 	}
@@ -49,7 +55,7 @@ func (m *machine) prepare(ctx context.Context, metapackage string, suites []suit
 	}
 	defer out.Close()
 	a := qemu.NewArchive(out)
-	for _, add := range []func(context.Context, *qemu.Archive, []suite) error{m.addTests, m.addModules, addPrograms} {
+	for _, add := range []func(context.Context, *qemu.Archive, []suite) error{m.addTests, m.addModules, addPrograms, m.addPolicy} {
 		if err := add(ctx, a, suites); err != nil {
 			return err
 		}
@@ -107,6 +113,31 @@ func (m *machine) addModules(ctx context.Context, a *qemu.Archive, _ []suite) er
 	}
 	a.File("/modules/list", []byte(list.String()))
 	return nil
+}
+
+// policy is the policy of a guest with SELinux.
+//
+//go:embed selinux.conf
+var policy []byte
+
+// addPolicy adds the compiled policy, for a guest with SELinux.
+func (m *machine) addPolicy(ctx context.Context, a *qemu.Archive, _ []suite) error {
+	if !m.selinux {
+		return nil
+	}
+	source, compiled := filepath.Join(m.dir, "policy.conf"), filepath.Join(m.dir, "policy")
+	if err := os.WriteFile(source, policy, 0o600); err != nil {
+		return err
+	}
+	const version = "31" // Linux 4.13: newer kernels load older versions
+	if err := qemu.Command(ctx, "checkpolicy", "-M", "-U", "allow", "-c", version, "-o", compiled, source); err != nil {
+		return err
+	}
+	content, err := os.ReadFile(compiled)
+	if err == nil {
+		a.File("/selinux/policy", content)
+	}
+	return err
 }
 
 // addPrograms adds programs of this machine with their libraries.

@@ -28,6 +28,7 @@ type suite struct {
 	Package string // below the module
 	Run     string // as go test -run
 	Long    bool   // runs only if -only names it
+	SELinux bool   // runs only with -selinux
 }
 
 // suites are the tests that run in the guest. It is as slow as a machine of ten years ago: write
@@ -42,6 +43,7 @@ var suites = []suite{
 	{Package: "pkg/mounter", Run: "^TestShares$"},
 	{Package: "cmd/driver", Run: "^TestSharesPassSanity$"},
 	{Package: "pkg/backend/smb", Run: "^TestNode$", Long: true},
+	{Package: "pkg/mounter", Run: "^TestLabelsOfSELinux$", SELinux: true},
 }
 
 // modules are the kernel modules that tests need, without their dependencies.
@@ -76,10 +78,11 @@ var settings = []string{"/etc/mke2fs.conf"}
 func main() {
 	only := flag.String("only", "", "run only suites whose package and tests have this `pattern` in them")
 	kernel := flag.String("kernel", qemu.Metapackage, "boot the kernel that this `package` of Debian depends on")
+	selinux := flag.Bool("selinux", false, "boot with SELinux and a small policy, and run only suites that need it")
 	limit := flag.Duration("timeout", 10*time.Minute, "how long the guest may take")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
-	err := run(ctx, *only, *kernel, *limit)
+	err := run(ctx, *only, *kernel, *selinux, *limit)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "vm:", err)
@@ -87,13 +90,13 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, only, kernel string, limit time.Duration) error {
+func run(ctx context.Context, only, kernel string, selinux bool, limit time.Duration) error {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
 		return err
 	}
 	chosen := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool {
-		return !pattern.MatchString(s.Package+" "+s.Run) || (s.Long && only == "")
+		return !pattern.MatchString(s.Package+" "+s.Run) || (s.Long && only == "") || s.SELinux != selinux
 	})
 	if len(chosen) == 0 {
 		return fmt.Errorf("no suite matches %q", only)
@@ -104,7 +107,7 @@ func run(ctx context.Context, only, kernel string, limit time.Duration) error {
 	}
 	defer os.RemoveAll(dir)
 	start := time.Now()
-	m := machine{dir: dir}
+	m := machine{dir: dir, selinux: selinux}
 	stop, err := m.serveSMB(ctx)
 	if err != nil {
 		return err

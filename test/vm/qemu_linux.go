@@ -57,8 +57,12 @@ func (m *machine) boot(ctx context.Context, limit time.Duration) (results string
 	if err != nil {
 		return "", err
 	}
+	parameters := qemu.Append
+	if m.selinux {
+		parameters += " security=selinux selinux=1 enforcing=0"
+	}
 	cmd := exec.CommandContext(ctx, qemu.Emulator, slices.Concat(qemu.Machine(), attached, []string{
-		"-m", memory, "-kernel", m.kernel.Image, "-initrd", m.initrd, "-append", qemu.Append,
+		"-m", memory, "-kernel", m.kernel.Image, "-initrd", m.initrd, "-append", parameters,
 		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=",
 		"-serial", "stdio", "-serial", "file:" + file,
 	})...)

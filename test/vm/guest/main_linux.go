@@ -30,6 +30,9 @@ func run() error {
 	if err := mount(); err != nil {
 		return err
 	}
+	if err := loadPolicy(); err != nil {
+		return err
+	}
 	results, err := os.OpenFile("/dev/ttyS1", os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -81,6 +84,22 @@ func mount() error {
 		}
 	}
 	return nil
+}
+
+// loadPolicy gives SELinux its policy, if the guest has one.
+func loadPolicy() error {
+	policy, err := os.ReadFile("/selinux/policy")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	const at = "/sys/fs/selinux"
+	if err := unix.Mount("selinuxfs", at, "selinuxfs", 0, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", at, err)
+	}
+	return os.WriteFile(at+"/load", policy, 0)
 }
 
 func loadModules() error {
