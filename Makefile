@@ -66,6 +66,7 @@ hostile: ## run the attacks of tenants, and measure their effect on other volume
 test-vm: ## run the tests that need another kernel, such as one with project quotas or cifs, in a guest (Debian, amd64)
 	@$(GO) run ./test/vm
 	@$(GO) run ./test/vm -kernel linux-image-6.12-cloud-amd64 -only TestShares
+	@$(GO) run ./test/vm -selinux
 test-vm-smb: ## run the long tests of nodes with shares in guests with two kernels (7 minutes; Debian, amd64)
 	@$(GO) run ./test/vm -only TestNode
 	@$(GO) run ./test/vm -kernel linux-image-6.12-cloud-amd64 -only TestNode
