@@ -55,7 +55,9 @@ func (m *machine) prepare(ctx context.Context, metapackage string, suites []suit
 	}
 	defer out.Close()
 	a := qemu.NewArchive(out)
-	for _, add := range []func(context.Context, *qemu.Archive, []suite) error{m.addTests, m.addModules, addPrograms, m.addPolicy} {
+	for _, add := range []func(context.Context, *qemu.Archive, []suite) error{
+		m.addTests, m.addModules, addPrograms, m.addPolicy,
+	} {
 		if err := add(ctx, a, suites); err != nil {
 			return err
 		}

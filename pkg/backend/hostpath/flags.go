@@ -37,8 +37,8 @@ func (f *Flags) Declare(set *flag.FlagSet) {
 			"the present root is taken as at a first start")
 	f.Kinds = []string{string(directory), string(image)}
 	set.Var((*kindList)(&f.Kinds), "kinds",
-		"hostpath: `kinds` of volumes that may be created, with commas between them; other volumes that exist are served; "+
-			"the first kind is that of volumes without the parameter kind")
+		"hostpath: `kinds` of volumes that may be created, with commas between them; other volumes that exist are "+
+			"served; the first kind is that of volumes without the parameter kind")
 	set.BoolVar(&f.WindowsImageClone, "windows-image-clone", false,
 		"hostpath: restore and clone images on Windows, although the copy has the disk and volume GUIDs of its "+
 			"source: set it only after the checklist for Windows has shown that both attach on one node; an "+

@@ -99,8 +99,8 @@ func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]T
 	if err != nil {
 		return "", err
 	}
-	b := builder{table: map[string]component{}, tests: map[string]bool{}, tags: map[string]string{}, cgo: map[string]bool{},
-		tools: dir, cache: filepath.Join(cache, "causeway", "components"), log: log}
+	b := builder{table: map[string]component{}, tests: map[string]bool{}, tags: map[string]string{},
+		cgo: map[string]bool{}, tools: dir, cache: filepath.Join(cache, "causeway", "components"), log: log}
 	for name, t := range all {
 		b.table[name] = component{module: t.Module, pkg: t.Package}
 		b.tests[name], b.cgo[name] = t.Test, t.CGO

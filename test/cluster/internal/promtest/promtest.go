@@ -37,7 +37,8 @@ func Start(t *testing.T, k kubectl.Kubectl, ip, config string, files map[string]
 	}
 	dir, address := t.TempDir(), freeAddress(t, ip)
 	server := credentials(t, k, dir)
-	all := map[string]string{"prometheus.yaml": strings.NewReplacer("KUBE/", dir+"/", "API_SERVER", server).Replace(config)}
+	config = strings.NewReplacer("KUBE/", dir+"/", "API_SERVER", server).Replace(config)
+	all := map[string]string{"prometheus.yaml": config}
 	for name, content := range files {
 		all[name] = content
 	}
