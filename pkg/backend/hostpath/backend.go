@@ -15,8 +15,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// Config configures a Backend. All fields except Init, Adopt, Lost,
-// Kinds, Report and Warn are required.
+// Config configures a Backend. All fields except Init, Adopt, Lost, Kinds, TrimInterval, Report and
+// Warn are required.
 type Config struct {
 	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
 	Node    string // name of this node
