@@ -204,7 +204,8 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 	for i, o := range options {
 		if _, isLabel := labelOf(o); isLabel && k == Directory {
 			return fmt.Errorf("%w: %s: a directory shares the filesystem of other directories, and cannot have an "+
-				"SELinux label of its own: seLinuxMount of the CSIDriver must be false", ErrOption, optionAt(options, i))
+				"SELinux label of its own: seLinuxMount of the CSIDriver must be false",
+				ErrOption, optionAt(options, i))
 		}
 		if !slices.ContainsFunc(systems, func(s system) bool {
 			_, isType := s.fsTypes[fsType]
