@@ -64,6 +64,11 @@ func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limi
 			return err
 		}
 	}
+	leave, err := l.syncs.lock(ctx, keys...) // a trim would compete with copyData
+	if err != nil {
+		return err
+	}
+	defer leave()
 	release, err := l.images.lock(ctx, keys...)
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ type linux struct {
 	looks    queries[fileID, looked]   // at the content of block devices, by device number
 	rescans  queries[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
 	images   locks[backing]            // held by calls that mount, unmount, change or freeze an image
-	syncs    locks[backing]            // held to unmount an image or flush it before a freeze; taken before images
+	syncs    locks[backing]            // held to unmount, flush, freeze or trim an image; taken before images
 	helpers  helper.Pool               // for system calls that a tenant can make stall
 	freezers helper.Pool               // for freezes, so that they never take a helper from a thaw
 	// for system calls on shares, which wait for a server

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -16,12 +17,14 @@ import (
 )
 
 const (
-	// trimPart is the number of bytes of an ext4 or xfs after which a helper reports its progress.
-	trimPart = 64 << 30
+	// trimPart is the number of bytes of an ext4 or xfs that one FITRIM trims. Before Linux 6.7, xfs
+	// blocks the allocations of an allocation group until FITRIM returns.
+	trimPart = 1 << 30
 	// trimLeast is the number of bytes that a run of free blocks must have. Each hole is an extent
 	// of the image.
 	trimLeast = 64 << 10
-	// trimLimit bounds the time without progress.
+	// trimLimit bounds the time without progress: no part is complete, and the image does not get
+	// smaller.
 	trimLimit = 10 * time.Minute
 	// trimEnd bounds the time in which a killed helper leaves FITRIM.
 	trimEnd = 10 * time.Second
@@ -107,16 +110,19 @@ func (l *linux) Trim(ctx context.Context, tenant, image string) (freed int64, er
 	if err := l.trim(ctx, d, m, filesystems[0].FSType); err != nil {
 		return 0, fmt.Errorf("trim the %s in %s: %w", filesystems[0].FSType, image, err)
 	}
-	awaitDiscards(n)
+	awaitDiscards(ctx, n)
 	after, err := allocated(image)
-	return max(before-after, 0), err
+	if err != nil {
+		return 0, err
+	}
+	return max(before-after, 0), nil
 }
 
 // awaitDiscards waits for the discards of loop device n: xfs makes them in the background since Linux
 // 6.7. It waits for a second at most, as other requests count, too: then Trim returns fewer bytes.
-func awaitDiscards(n int) {
+func awaitDiscards(ctx context.Context, n int) {
 	file := fmt.Sprintf("/sys/block/loop%d/inflight", n)
-	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Second); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
 		// Requests that read, and requests that write: Documentation/ABI/stable/sysfs-block of Linux.
 		text, err := os.ReadFile(file)
 		if counts := strings.Fields(string(text)); err != nil || len(counts) < 2 || counts[1] == "0" {
@@ -135,11 +141,16 @@ func (l *linux) trim(ctx context.Context, d disk, m *os.File, fsType string) err
 	defer s.Close()
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	limit := time.AfterFunc(trimLimit, func() {
-		cancel(fmt.Errorf("%w: FITRIM has made no progress for %s", ErrStalled, trimLimit))
-	})
-	defer limit.Stop()
-	err = s.Result(limited, nil, func(json.RawMessage) error { limit.Reset(trimLimit); return nil })
+	var parts atomic.Int64
+	go func() { // which a disk that does not answer can delay
+		if !progresses(limited, trimLimit, func() [2]int64 {
+			n, _ := allocated(d.path)
+			return [2]int64{parts.Load(), n}
+		}) {
+			cancel(fmt.Errorf("%w: FITRIM has made no progress for %s", ErrStalled, trimLimit))
+		}
+	}()
+	err = s.Result(limited, nil, func(json.RawMessage) error { parts.Add(1); return nil })
 	if errors.Is(err, helper.ErrDied) {
 		return fmt.Errorf("%w: %w", ErrStalled, err)
 	}
@@ -157,6 +168,25 @@ func (l *linux) trim(ctx context.Context, d disk, m *os.File, fsType string) err
 		}()
 	}
 	return context.Cause(limited)
+}
+
+// progresses returns true when ctx is done, and false when state has not changed from one tick to the
+// next.
+func progresses(ctx context.Context, limit time.Duration, state func() [2]int64) bool {
+	tick := time.NewTicker(limit)
+	defer tick.Stop()
+	for last := state(); ; {
+		select {
+		case <-ctx.Done():
+			return true
+		case <-tick.C:
+		}
+		now := state()
+		if now == last {
+			return false
+		}
+		last = now
+	}
 }
 
 // allocated returns the bytes of the disk that a file takes.

@@ -11,7 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -60,7 +62,8 @@ func TestTrimGivesDeletedDataBack(t *testing.T) {
 				return before-sizeOnDisk(t, m.Source) >= size*9/10
 			})
 			after := sizeOnDisk(t, m.Source)
-			if after < size || freed > before-after || freed <= 0 && fsType != "xfs" { // it may be late
+			// xfs may give all back later, and a filesystem writes meanwhile.
+			if after < size || freed > before-after+size/10 || freed <= 0 && fsType != "xfs" {
 				t.Errorf("%d bytes became %d on the disk, and Trim returned %d", before, after, freed)
 			}
 			b.unmount(path)
@@ -141,24 +144,27 @@ func TestTrimGivesWay(t *testing.T) {
 			l := b.Host.(*linux)
 			m, path := b.image("image", "ext4"), b.path("staging")
 			b.mount(m, path)
-			others := ownHelpers(t)
-			if _, err := b.Trim(t.Context(), "", m.Source); err != nil {
+			if _, err := b.Trim(t.Context(), "", m.Source); err != nil { // which leaves an idle helper for the next
 				t.Fatal(err)
 			}
-			idle := slices.DeleteFunc(ownHelpers(t), func(pid int) bool { return slices.Contains(others, pid) })
-			if len(idle) != 1 { // the helper of the next trim
-				t.Fatalf("idle helpers: %v, want one", idle)
-			}
-			if err := unix.Kill(idle[0], unix.SIGSTOP); err != nil {
-				t.Fatal(err)
+			for _, pid := range ownHelpers(t) {
+				stop(t, pid)
 			}
 			ctx, cancel := context.WithCancel(t.Context())
-			trimmed := make(chan error)
+			trimmed := make(chan error, 1)
 			go func() {
 				_, err := b.Trim(ctx, "", m.Source)
 				trimmed <- err
 			}()
-			await(t, "the trim runs", func() bool { busy, _ := l.helpers.Busy(); return busy == 1 })
+			await(t, "the trim runs", func() bool {
+				select {
+				case err := <-trimmed:
+					t.Fatalf("the trim has ended: %v", err)
+				default:
+				}
+				busy, _ := l.helpers.Busy()
+				return busy == 1
+			})
 			if _, err := b.Trim(t.Context(), "", m.Source); !errors.Is(err, ErrBusy) {
 				t.Errorf("a second Trim = %v, want ErrBusy", err)
 			}
@@ -174,12 +180,31 @@ func TestTrimGivesWay(t *testing.T) {
 				t.Errorf("Trim = %v, want %v", err, want)
 			}
 			cancel()
-			if failing, err := b.Failing(); err != nil || len(failing) > 0 {
+			if failing, err := b.Failing(); err != nil || failing[m.Source].Kind != 0 {
 				t.Errorf("Failing = %v, %v", failing, err)
 			}
 			b.unmount(path)
 		})
 	}
+}
+
+// stop stops a process until the end of the test: idle helpers of other tests must be able to end.
+func stop(t *testing.T, pid int) {
+	t.Helper()
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil && !errors.Is(err, unix.ESRCH) {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Kill(pid, unix.SIGCONT) })
+	await(t, "the process has stopped", func() bool { // each of its threads stops by itself
+		threads, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/status"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return !slices.ContainsFunc(threads, func(file string) bool {
+			status, err := os.ReadFile(file)
+			return err == nil && !strings.Contains(string(status), "\nState:\tT") && !strings.Contains(string(status), "\nState:\tZ")
+		})
+	})
 }
 
 // ownHelpers returns the helpers of this process.
@@ -192,24 +217,68 @@ func ownHelpers(t *testing.T) []int {
 	})
 }
 
+// TestNoTrimDuringAFreeze: a trim would compete with copyData for the file of the image.
+func TestNoTrimDuringAFreeze(t *testing.T) {
+	b := newFreezeBench(t)
+	m, path := b.image("image", "ext4"), b.path("staging")
+	b.mount(m, path)
+	if err := b.Freeze(t.Context(), "", []string{m.Source}, eternity, func(ctx context.Context) error {
+		if _, err := b.Trim(ctx, "", m.Source); !errors.Is(err, ErrBusy) {
+			t.Errorf("Trim during a freeze = %v, want ErrBusy", err)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Trim(t.Context(), "", m.Source); err != nil {
+		t.Errorf("Trim after the freeze = %v", err)
+	}
+	b.unmount(path)
+}
+
+// TestProgress: a trim is given up when neither of two figures changes from one tick to the next.
+func TestProgress(t *testing.T) {
+	n := int64(0)
+	changes := func(until int64) func() [2]int64 {
+		n = 0
+		return func() [2]int64 { n++; return [2]int64{min(n, until), 7} }
+	}
+	if progresses(t.Context(), time.Millisecond, changes(5)) || n < 5 {
+		t.Errorf("after %d of 5 changes the trim goes on", n)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if !progresses(ctx, time.Hour, changes(1)) {
+		t.Error("a trim that has ended is given up")
+	}
+}
+
 // TestTrimBesideCalls: mounts and unmounts work while the image is trimmed again and again.
 func TestTrimBesideCalls(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "ext4")
 	ctx, cancel := context.WithCancel(t.Context())
+	var interrupted atomic.Int64
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for ctx.Err() == nil {
-			if _, err := b.Trim(ctx, "", m.Source); err != nil && !errors.Is(err, ErrBusy) && ctx.Err() == nil {
+			_, err := b.Trim(ctx, "", m.Source)
+			if err != nil && !errors.Is(err, ErrBusy) && ctx.Err() == nil {
 				t.Errorf("Trim = %v", err)
+			}
+			if errors.Is(err, ErrBusy) && err != errWanted { // it had found the mount
+				interrupted.Add(1)
 			}
 		}
 	}()
-	for range 30 {
+	for n := 0; n < 30 || interrupted.Load() == 0 && n < 1000; n++ {
 		b.mount(m, b.path("staging"))
 		b.unmount(b.path("staging"))
 	}
 	cancel()
 	<-ended
+	if interrupted.Load() == 0 {
+		t.Error("no trim gave way to an unmount")
+	}
 }

@@ -71,8 +71,7 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 // node may.
 func (b *Backend) servable(c content, uses []backend.Access) error {
 	if !slices.Contains(b.kinds, c.Kind) {
-		return fmt.Errorf("%w: a volume of kind %q: this driver makes only volumes of kind %q (--kinds)",
-			backend.ErrInvalid, c.Kind, b.kinds)
+		return fmt.Errorf("%w: invalid kind %q: must be one of %q (--kinds)", backend.ErrInvalid, c.Kind, b.kinds)
 	}
 	kind, fsType := mounter.Directory, ""
 	switch {

@@ -22,6 +22,9 @@ type Flags struct {
 	TrimInterval      time.Duration
 }
 
+// minTrim is the shortest interval of trims: xfs and btrfs trim all of their free space each time.
+const minTrim = time.Minute
+
 // Declare declares the flags on set.
 func (f *Flags) Declare(set *flag.FlagSet) {
 	set.StringVar(&f.Root, "root", "/var/lib/causeway",
@@ -45,7 +48,7 @@ func (f *Flags) Declare(set *flag.FlagSet) {
 			"error elsewhere")
 	set.DurationVar(&f.TrimInterval, "trim-interval", 0,
 		"hostpath: time between two trims of the mounted images, such as 168h: a trim gives the blocks of deleted "+
-			"files back to the disk; 0 trims none; an error on Windows")
+			"files back to the disk; 0 trims none; at least 1m; an error on Windows")
 }
 
 // uuidList is the value of a flag: UUIDs, separated by commas.
@@ -79,12 +82,15 @@ func (k *kindList) Set(list string) error {
 	return err
 }
 
-// Check cleans Root, and returns an error unless it is an absolute path outside of the kubelet's
+// Check cleans Root, and returns an error for an interval of trims that is too short, and unless Root is an absolute path outside of the kubelet's
 // directory and of the state directory, which are clean absolute paths: mounts and records inside
 // the root would be lost with its disk. Check follows links as far as they exist.
 func (f *Flags) Check(kubeletDir, stateDir string) error {
 	if !filepath.IsAbs(f.Root) {
 		return fmt.Errorf("invalid --root=%s: must be an absolute path", f.Root)
+	}
+	if f.TrimInterval > 0 && f.TrimInterval < minTrim {
+		return fmt.Errorf("invalid --trim-interval=%s: must be 0, or at least %s", f.TrimInterval, minTrim)
 	}
 	f.Root = filepath.Clean(f.Root)
 	for _, other := range []struct{ flag, dir string }{{"kubelet-dir", kubeletDir}, {"state-dir", stateDir}} {

@@ -32,10 +32,10 @@ func parseKinds(names []string) (all []kind, err error) {
 	return all, nil
 }
 
-// withKind returns o with a kind: the first of the kinds that this backend makes, if o has none.
-func (b *Backend) withKind(o backend.CreateOptions) backend.CreateOptions {
+// withKind returns o with a kind: k if o has none.
+func withKind(o backend.CreateOptions, k kind) backend.CreateOptions {
 	if _, ok := o.Parameters[kindKey]; !ok {
-		parameters := map[string]string{kindKey: string(b.kinds[0])}
+		parameters := map[string]string{kindKey: string(k)}
 		maps.Copy(parameters, o.Parameters)
 		o.Parameters = parameters
 	}

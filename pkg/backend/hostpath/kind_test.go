@@ -13,7 +13,21 @@ import (
 func TestKinds(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
-	old := w.create(b, "old")
+	access := []backend.Access{{}}
+	createOld := func() (backend.Volume, error) {
+		return b.Create(t.Context(), backend.CreateOptions{Name: "old", Required: 1 << 20, Access: access})
+	}
+	createInline := func() (backend.Volume, error) {
+		return b.CreateInline(t.Context(), "csi-"+strings.Repeat("0", 64),
+			backend.CreateOptions{Required: 1 << 20, Access: access})
+	}
+	old, err := createOld()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := createInline(); err != nil {
+		t.Fatal(err)
+	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -21,7 +35,11 @@ func TestKinds(t *testing.T) {
 	if _, err := b.Mount(t.Context(), old.ID, backend.Access{}); err != nil {
 		t.Errorf("an old directory: %v", err)
 	}
-	access := []backend.Access{{}}
+	for name, again := range map[string]func() (backend.Volume, error){"Create": createOld, "CreateInline": createInline} {
+		if v, err := again(); err != nil || name == "Create" && v.ID != old.ID {
+			t.Errorf("a repeated %s of an old directory: %+v, %v", name, v, err)
+		}
+	}
 	o := backend.CreateOptions{Name: "directory", Parameters: map[string]string{"kind": "directory"}, Access: access}
 	for name, create := range map[string]func() (backend.Volume, error){
 		"a directory": func() (backend.Volume, error) { return b.Create(t.Context(), o) },

@@ -42,7 +42,7 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 	if err != nil {
 		return backend.Capacity{}, err
 	}
-	o = b.withKind(o)
+	o = withKind(o, b.kinds[0])
 	o.Required, o.Limit = 0, 0
 	if kind(o.Parameters[kindKey]) == directory {
 		// CreateVolume explains that a directory has no filesystem. Without capacity it would not

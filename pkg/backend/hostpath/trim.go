@@ -42,6 +42,12 @@ func (b *Backend) trimImages(ctx context.Context, s *root) {
 	}
 }
 
+// isLeft reports whether an error leaves an image until the next time, without a message: another call
+// needs the image, a device of another image does not answer, or the volume was deleted.
+func isLeft(err error) bool {
+	return errors.Is(err, mounter.ErrBusy) || errors.Is(err, mounter.ErrNoAnswer) || errors.Is(err, fs.ErrNotExist)
+}
+
 // trimOnce trims each mounted image, one after the other. An image that another call needs is left
 // until the next time.
 func (b *Backend) trimOnce(ctx context.Context, s *root) {
@@ -55,7 +61,7 @@ func (b *Backend) trimOnce(ctx context.Context, s *root) {
 		}
 		freed, err := b.cfg.Images.Trim(ctx, cmp.Or(s.namespaceOf(v), v.ID), s.dataPath(v))
 		b.count.trimmed.Add(freed)
-		if err == nil || errors.Is(err, mounter.ErrBusy) || errors.Is(err, fs.ErrNotExist) || ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil || isLeft(err) {
 			continue
 		}
 		b.count.trimErrors.Add(1)

@@ -107,6 +107,7 @@ func TestFailedTrims(t *testing.T) {
 		"unsupported": {fmt.Errorf("FITRIM: %w", errors.ErrUnsupported), 1, 1},
 		"busy":        {mounter.ErrBusy, 2, 0},
 		"deleted":     {fs.ErrNotExist, 2, 0},
+		"silent":      {mounter.ErrNoAnswer, 2, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -140,7 +141,10 @@ func TestFailedTrims(t *testing.T) {
 func TestNothingIsTrimmedByDefault(t *testing.T) {
 	w := newWorld(t)
 	r := &trims{}
-	b := w.open(func(c *Config) { c.Images = changed{Images: c.Images, trim: r.trim} })
+	b := w.open(func(c *Config) {
+		c.Images = changed{Images: c.Images, trim: r.trim}
+		c.Report = func(err error) { t.Errorf("a background task failed: %v", err) }
+	})
 	w.createImage(b, "a", backend.Access{})
 	if err := b.Close(); err != nil {
 		t.Fatal(err)

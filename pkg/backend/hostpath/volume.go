@@ -50,15 +50,21 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	o = b.withKind(o)
+	old, err := b.volume(v.Key())
+	if err != nil && !errors.Is(err, backend.ErrNotFound) {
+		return backend.Volume{}, err
+	}
+	exists := err == nil
+	if exists {
+		o = withKind(o, old.Kind) // which --kinds may have excluded since
+	} else {
+		o = withKind(o, b.kinds[0])
+	}
 	if err := v.plan(o, nil); err != nil {
 		return backend.Volume{}, err
 	}
-	switch old, err := b.volume(v.Key()); {
-	case err == nil:
+	if exists {
 		return old.public(), old.fits(v, o)
-	case !errors.Is(err, backend.ErrNotFound):
-		return backend.Volume{}, err
 	}
 	if err := errors.Join(b.servable(v.content, o.Access), jobError(b.jobs.Free(v.ID))); err != nil {
 		return backend.Volume{}, err

@@ -109,11 +109,11 @@ func (m *Monitor) write(ctx context.Context, c *v1.PersistentVolumeClaim, r *mem
 	}
 	err := m.writeList(ctx, c, r, list)
 	if apierrors.IsInvalid(err) && slices.ContainsFunc(list, isUnknown) {
-		if m.unknown.learn(false, now) {
+		err = m.writeList(ctx, c, r, known(list))
+		if err == nil && m.unknown.learn(false, now) { // otherwise it may be another claim of that name
 			klog.FromContext(ctx).Info("The API server does not accept the status Unknown of a condition: events and "+
 				"metrics have it", "nextTry", fieldRetry)
 		}
-		err = m.writeList(ctx, c, r, known(list))
 	}
 	if err != nil {
 		m.metrics.writeFailures.Inc()

@@ -14,7 +14,7 @@ func odd(reason, message string) *csi.VolumeHealth_VolumeHealthEntry {
 
 func reportsUnknown(c *Config) { c.UnknownConditions = true }
 
-// TestUnknownConditionsAreIgnored: without the flag nobody is told, as CSI v1.13 requires.
+// TestUnknownConditionsAreIgnored: without the flag they have no effect, as CSI v1.13 requires.
 func TestUnknownConditionsAreIgnored(t *testing.T) {
 	d := holding(sickness{"vol-a": {odd("Odd", "")}, "vol-b": {odd("Odd", ""), degraded("Slow", "")}})
 	api := newAPI(true, bounds("a", "b")...)

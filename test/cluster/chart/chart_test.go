@@ -175,6 +175,7 @@ func TestRejectedValues(t *testing.T) {
 		"a forgotten node twice": {"hostpath: {forgottenNodes: [a, a]}", "/hostpath/forgottenNodes"},
 		"a flag that the chart sets": {"hostpath: {controller: {extraArgs: [--controllers=attacher]}}",
 			"/hostpath/controller/extraArgs/0"},
+		"the kinds in another place":            {"hostpath: {extraArgs: [--kinds=directory]}", "/hostpath/extraArgs/0"},
 		"a driver's flag that the chart sets":   {"hostpath: {extraArgs: [--root=/x]}", "/hostpath/extraArgs/0"},
 		"a flag of Windows that the chart sets": {"hostpath: {windows: {extraArgs: [--root=/x]}}", "/hostpath/windows/extraArgs/0"},
 		"a backend's flag that the chart sets":  {"hostpath: {backendArgs: [--mode=all]}", "/hostpath/backendArgs/0"},
