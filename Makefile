@@ -42,7 +42,7 @@ FUZZTIME = 5s
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images test-cluster test-rules test-alerts test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images test-cluster test-rules test-faults test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -89,12 +89,13 @@ test-images: ## build the images for this machine and run their programs; root, 
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
-test-rules: ## test the rules and the queries of the dashboards with promtool, which is built once (3 minutes)
+test-rules: ## test the rules and the queries of the dashboards with promtool, which is built once, and that each row of the troubleshooting page has a fault (3 minutes)
 	$(GO) -C test/cluster test -count=1 -timeout 20m ./monitoring
+	$(GO) -C test/cluster test -count=1 -short ./monitoring/live
 	set -e; for m in $(filter %/live,$(COPY)); do $(GO) -C $$m test -count=1 ./rules; done
-test-alerts: ## cause faults in a cluster on this machine until the chart's alerts fire in Prometheus, and run the queries of the dashboards (15 minutes); root, Debian
+test-faults: ## cause the faults of the troubleshooting page in a cluster on this machine until doctor names them and the alerts fire, and run doctor 100 times without a fault (45 minutes); root, Debian
 	$(GO) -C test/cluster run ./build
-	$(GO) -C test/cluster test -count=1 -timeout 40m -v ./monitoring/live
+	$(GO) -C test/cluster test -count=1 -timeout 90m -v ./monitoring/live
 e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/contributing/e2e.md
 	set -e; $(GO) -C test/e2e test -count=1 ./...; $(SUITE) test ./definition
 	$(GO) -C test/e2e run . $(E2E)

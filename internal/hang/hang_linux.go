@@ -17,12 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// env names, in the environment of a process that hangs, the system call.
-const env = "CAUSEWAY_TEST_HANG"
+// Env names, in the environment of a process that hangs, the system call: write or getdents. The
+// process is a program that calls Main, with a path as its argument. It prints a line when it hangs,
+// and completes the call at the end of its standard input.
+const Env = "CAUSEWAY_TEST_HANG"
 
 // Main must be called first in TestMain, or in main. In a process that hangs it does not return.
 func Main() {
-	if how := os.Getenv(env); how != "" {
+	if how := os.Getenv(Env); how != "" {
 		fmt.Fprintln(os.Stderr, "hang:", run(how, os.Args[1]))
 		os.Exit(1)
 	}
@@ -55,7 +57,7 @@ func start(t testing.TB, how, path string) *Process {
 // Start is Write, or Readdir, for a program that is no test. Start returns when the process hangs.
 func Start(how, path string) (*Process, error) {
 	p := &Process{cmd: exec.Command("/proc/self/exe", path)}
-	p.cmd.Env = append(os.Environ(), env+"="+how)
+	p.cmd.Env = append(os.Environ(), Env+"="+how)
 	p.cmd.Stderr = os.Stderr
 	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {

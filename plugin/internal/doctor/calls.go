@@ -19,11 +19,16 @@ const recent = 10 * time.Minute
 // large volume, and the sidecar calls again.
 const longCall = 15 * time.Minute
 
-// progress reports whether an error of a call that began at since only shows that the call takes long.
+// progress reports whether an error of a call that began at since only shows that the call takes long,
+// or that the driver of a node was just replaced.
 func progress(v *cluster.View, text string, since time.Time) bool {
+	age := v.Now.Add(v.ServerAhead).Sub(since)
+	if strings.Contains(text, "code = Unavailable") {
+		return age < patience
+	}
 	goesOn := strings.Contains(text, "code = Aborted") || strings.Contains(text, "code = DeadlineExceeded") ||
 		strings.Contains(text, "context deadline exceeded")
-	return goesOn && v.Now.Add(v.ServerAhead).Sub(since) < longCall
+	return goesOn && age < longCall
 }
 
 func callChecks() []Check {
@@ -34,6 +39,7 @@ func callChecks() []Check {
 		{"deletes", []cluster.Source{cluster.Volumes, cluster.Events}, deletes},
 		{"snapshots", []cluster.Source{cluster.Snapshots, cluster.GroupSnaps}, snapshots},
 		{"expansions", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, expansions},
+		{"modifications", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, modifications},
 	}
 }
 
@@ -45,6 +51,14 @@ func latest(v *cluster.View, kind, namespace, name string, reasons ...string) (c
 		}
 	}
 	return corev1.Event{}, false
+}
+
+// first returns the time of the first occurrence of an event.
+func first(e corev1.Event) time.Time {
+	if e.FirstTimestamp.IsZero() {
+		return cluster.EventTime(e)
+	}
+	return e.FirstTimestamp.Time
 }
 
 // called returns the finding of an error of a call. effect is for users, page for an unknown error.
@@ -108,6 +122,9 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 		}
 		object := "Pod/" + p.Namespace + "/" + p.Name
 		if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedMount", "FailedMapVolume", "FailedAttachVolume"); ok {
+			if progress(v, e.Message, p.CreationTimestamp.Time) {
+				continue
+			}
 			all = append(all, called(object, "the volume cannot be mounted", e.Message, pagePodStart))
 		} else if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedScheduling"); ok &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
@@ -147,7 +164,8 @@ func deletes(v *cluster.View) (all []Finding) {
 		if !volumes[pv.Name] || pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
 			continue
 		}
-		if e, ok := latest(v, "PersistentVolume", "", pv.Name, "VolumeFailedDelete"); ok {
+		if e, ok := latest(v, "PersistentVolume", "", pv.Name, "VolumeFailedDelete"); ok &&
+			!progress(v, e.Message, first(e)) {
 			f := called("PersistentVolume/"+pv.Name, "the volume cannot be deleted", e.Message, pageDelete)
 			if strings.Contains(e.Message, "code = FailedPrecondition") {
 				f.Page = pageDelete
@@ -194,8 +212,27 @@ func expansions(v *cluster.View) (all []Finding) {
 		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "VolumeResizeFailed"); ok {
 			f := called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
 				fmt.Sprintf("the volume does not grow from %s to %s", have.String(), want.String()), e.Message,
-				troubleshooting+"#a-volume-does-not-grow-or-change")
-			f.Page = troubleshooting + "#a-volume-does-not-grow-or-change"
+				pageChange)
+			f.Page = pageChange
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// modifications finds claims that do not get their VolumeAttributesClass.
+func modifications(v *cluster.View) (all []Finding) {
+	volumes := ours(v)
+	for i := range v.Claims {
+		c := &v.Claims[i]
+		want, have := c.Spec.VolumeAttributesClassName, c.Status.CurrentVolumeAttributesClassName
+		if !volumes[c.Spec.VolumeName] || want == nil || have != nil && *have == *want {
+			continue
+		}
+		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "VolumeModifyFailed"); ok {
+			f := called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
+				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange)
+			f.Page = pageChange
 			all = append(all, f)
 		}
 	}

@@ -38,6 +38,9 @@ func router(v *cluster.View) (all []Finding) {
 						Page: pageRouter})
 				default:
 					m, ok := explain(p.DriverReady.Body, certificateMessages)
+					if !ok && replaced(v, d) {
+						continue
+					}
 					if !ok {
 						m = message{cause: "the router does not reach a node",
 							remedy: "bring the node back, or its pod of the driver", page: pageRouter}
@@ -56,6 +59,19 @@ func router(v *cluster.View) (all []Finding) {
 		}
 	}
 	return all
+}
+
+// justReplaced is the age of a pod up to which the router may not have connected to it.
+const justReplaced = time.Minute
+
+// replaced reports whether a pod of a node ends, or has just started, as in an update: the router does
+// not reach that node for some seconds.
+func replaced(v *cluster.View, d *cluster.Driver) bool {
+	return slices.ContainsFunc(d.NodePods(), func(p *cluster.Pod) bool {
+		now := v.Now.Add(v.ServerAhead)
+		return p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced ||
+			now.Sub(p.CreationTimestamp.Time) < justReplaced
+	})
 }
 
 // certificateMessages are the reasons for which the two sides reject each other.
@@ -130,18 +146,20 @@ func LeaseOf(v *cluster.View, d *cluster.Driver) *coordinationv1.Lease {
 // leaders finds drivers whose sidecars have no leader, and pods that lead without the lease.
 func leaders(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
-		if d.Controller == nil || d.Controller.Desired == 0 || !elects(d) || !csiSidecars(d) {
+		if d.Controller == nil || d.Controller.Desired == 0 || !csiSidecars(d) {
 			continue
 		}
 		l := LeaseOf(v, d)
 		object := "Lease/" + leaseName(d.Name)
 		switch {
-		case l == nil && youngest(v, d) < patience:
+		case !elects(d), l == nil && youngest(v, d) < patience:
 		case l == nil:
 			all = append(all, noLeader(object, "the lease does not exist"))
+		case l.Spec.RenewTime != nil && v.Now.Add(v.ServerAhead).Sub(l.Spec.RenewTime.Time) < time.Minute:
+			// also without a holder: a leader that ends releases the lease, and another pod takes it soon
 		case l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "":
 			all = append(all, noLeader(object, "the lease has no holder"))
-		case l.Spec.RenewTime != nil && v.Now.Add(v.ServerAhead).Sub(l.Spec.RenewTime.Time) > time.Minute:
+		case l.Spec.RenewTime != nil:
 			all = append(all, noLeader(object, fmt.Sprintf("held by %s, last renewed %s", *l.Spec.HolderIdentity,
 				l.Spec.RenewTime.UTC().Format(time.RFC3339))))
 		}
@@ -157,7 +175,7 @@ func leaders(v *cluster.View) (all []Finding) {
 			all = append(all, Finding{Severity: Error, Object: object,
 				Cause:    "the sidecars of several pods lead at the same time",
 				Evidence: strings.Join(leading, ", ") + " run the provisioner",
-				Remedy:   "restart the controller, and report it",
+				Remedy:   "scale the controller to one replica, and restore --leader-election of its sidecars",
 				Page:     pageLeaders + "#health-metrics-log"})
 		}
 	}

@@ -141,12 +141,12 @@ var faults = map[string]struct {
 	"the kubelet elsewhere": {func(c *fake.Cluster) {
 		p := fake.Get[*corev1.Pod](c, node1)
 		p.Status.Phase = corev1.PodPending
-		c.Event("Pod", fake.Namespace, node1, "FailedMount", `MountVolume.SetUp failed for volume "registration" : hostPath type check failed: /var/lib/kubelet/plugins_registry is not a directory`)
+		c.Event("Pod", fake.Namespace, node1, "FailedMount", `MountVolume.SetUp failed for volume "registration" : hostPath type check failed, /var/lib/k3s/kubelet/plugins_registry is not a directory, unable to determine its type: path does not exist`)
 	}, "pods", []string{"kubelet's directory is elsewhere", "kubeletDir"}},
 	"no directory": {func(c *fake.Cluster) {
 		p := fake.Get[*corev1.Pod](c, node1)
 		p.Status.Phase = corev1.PodPending
-		c.Event("Pod", fake.Namespace, node1, "FailedMount", `hostPath type check failed: /var/lib/causeway is not a directory`)
+		c.Event("Pod", fake.Namespace, node1, "FailedMount", `hostPath type check failed, /var/lib/causeway is not a directory, unable to determine its type: path does not exist`)
 	}, "pods", []string{"a directory is missing", "/var/lib/causeway"}},
 	"no secret": {func(c *fake.Cluster) {
 		fake.Get[*corev1.Pod](c, node1).Status.Phase = corev1.PodPending
@@ -212,6 +212,9 @@ var faults = map[string]struct {
 		c.Metric(node1, "causeway_trash_entries 1")
 		c.Metric(node1, `causeway_storage_conditions{reason="TrashStuck"} 1`)
 	}, "storage-metrics", []string{"TrashStuck"}},
+	"an incomplete object that stays": {func(c *fake.Cluster) {
+		c.Metric(node1, `causeway_storage_conditions{reason="SweepFailed"} 1`)
+	}, "storage-metrics", []string{"SweepFailed", "<root>/staging"}},
 	"a full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 1e+08") }, "storage-space", []string{"StorageAlmostFull"}},
 	"an almost full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 7e+08") }, "storage-space",
 		[]string{"less than a tenth"}},
@@ -226,7 +229,11 @@ var faults = map[string]struct {
 		c.Answer(controller1, "sidecars", "/metrics", 200, `csi_sidecars_volume_health_abnormal{driver_name="x",namespace="default",persistentvolumeclaim="c1",status="Degraded"} 1
 `)
 		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeConditionAbnormal", "SizeNotEnforced: quotas are off")
-	}, "volume-health", []string{"default/c1", "Degraded", "quotas are off"}},
+	}, "volume-health", []string{"default/c1", "Degraded", "quotas are off", "size of the directory is not enforced", "prjquota"}},
+	"a sick volume without an event": {func(c *fake.Cluster) {
+		c.Answer(controller1, "sidecars", "/metrics", 200, `csi_sidecars_volume_health_abnormal{driver_name="x",namespace="default",persistentvolumeclaim="c1",status="DataLoss"} 1
+`)
+	}, "volume-health", []string{"default/c1", "DataLoss", "not healthy"}},
 	"a silent node": {func(c *fake.Cluster) {
 		c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
 		c.Answer(controller1, "driver", "/readyz", 200, "ok: 1 of 2 nodes answer\nnode-2 (10.0.0.2:9810): connection refused")
@@ -255,6 +262,13 @@ var faults = map[string]struct {
 	"two leaders": {func(c *fake.Cluster) {
 		c.Answer(controller2, "sidecars", "/metrics", 200, "csi_sidecars_controller_up{controller=\"provisioner\"} 1\n")
 	}, "leaders", []string{controller1 + ", " + controller2}},
+	"two leaders without an election": {func(c *fake.Cluster) {
+		c.Answer(controller2, "sidecars", "/metrics", 200, "csi_sidecars_build_info 1\ncsi_sidecars_controller_up{controller=\"provisioner\"} 1\n")
+		all := fake.Get[*appsv1.Deployment](c, "causeway-controller").Spec.Template.Spec.Containers
+		for i := range all {
+			all[i].Args = slices.DeleteFunc(all[i].Args, func(a string) bool { return strings.HasPrefix(a, "--leader-election") })
+		}
+	}, "leaders", []string{controller1 + ", " + controller2, "leader-election"}},
 	"two installations": {func(c *fake.Cluster) {
 		other := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
 		other.Namespace = "other"
@@ -270,6 +284,25 @@ var faults = map[string]struct {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = unknown parameter "knid"`)
 	}, "claims", []string{"a parameter", `"knid"`}},
+	"a topology without a node": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = ResourceExhausted desc = none of the 2 nodes is in any topology that the volume may have`)
+	}, "claims", []string{"the topology of the claim", "allowedTopologies"}},
+	"an overlap of directories": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = FailedPrecondition desc = the directories of two volumes overlap`)
+	}, "claims", []string{"overlaps", "subDir"}},
+	"an obstructed path": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		pendingPod(c, "c1")
+		c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = FailedPrecondition desc = the path of the data is obstructed: a FIFO`)
+	}, "pods-with-volumes", []string{"obstructed", "remove the obstacle"}},
+	"a class of attributes that is rejected": {func(c *fake.Cluster) {
+		class := "fast"
+		claim := claim(c, "c1", corev1.ClaimBound)
+		claim.Spec.VolumeName, claim.Spec.VolumeAttributesClassName = volume(c, "pv-1").Name, &class
+		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeModifyFailed", "rpc error: code = InvalidArgument desc = discard is for images")
+	}, "modifications", []string{"VolumeAttributesClass fast", "correct the class"}},
 	"no room": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = ResourceExhausted desc = 5 bytes`)
@@ -287,6 +320,7 @@ var faults = map[string]struct {
 	"a delete that fails": {func(c *fake.Cluster) {
 		volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
 		c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
+		fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-1)).FirstTimestamp = fake.Ago(5 * time.Minute)
 	}, "deletes", []string{"cannot be deleted", "is away"}},
 	"a snapshot that fails": {func(c *fake.Cluster) {
 		c.Custom = append(c.Custom, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1",
@@ -372,7 +406,6 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		"an error of the trash in the past": func(c *fake.Cluster) {
 			c.Metric(node1, "causeway_trash_entries 1")
 			c.Metric(node1, "causeway_trash_errors_total 7")
-			c.Metric(node1, `causeway_storage_conditions{reason="SweepFailed"} 1`)
 		},
 		"a volume that is copied": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(10 * time.Minute)
@@ -383,6 +416,18 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		"a root without a number of inodes": func(c *fake.Cluster) {
 			c.Metric(node1, "causeway_storage_inodes 0")
 			c.Metric(node1, "causeway_storage_free_inodes 0")
+		},
+		"an update": func(c *fake.Cluster) {
+			c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
+			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
+			volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
+			c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
+			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
+			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
+		},
+		"a lease that was just released": func(c *fake.Cluster) {
+			none := ""
+			fake.Get[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev").Spec.HolderIdentity = &none
 		},
 		"sidecars of upstream": func(c *fake.Cluster) {
 			fake.Remove[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
@@ -401,6 +446,11 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 	for name, inject := range map[string]func(c *fake.Cluster){
 		"a snapshot without an end": func(c *fake.Cluster) { c.Custom = append(c.Custom, content(fake.Ago(time.Hour))) },
 		"a share":                   func(c *fake.Cluster) { started(c, time.Hour) },
+		"a lease without a holder": func(c *fake.Cluster) {
+			none, old := "", metav1.NewMicroTime(time.Now().Add(-3*time.Minute))
+			l := fake.Get[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
+			l.Spec.HolderIdentity, l.Spec.RenewTime = &none, &old
+		},
 	} {
 		c := fake.Healthy()
 		inject(c)

@@ -15,6 +15,8 @@ const (
 	pagePodStart    = troubleshooting + "#a-pod-does-not-start"
 	pageSnapshot    = troubleshooting + "#a-snapshot-or-a-clone-fails"
 	pageDelete      = troubleshooting + "#a-volume-or-a-snapshot-is-not-deleted"
+	pageChange      = troubleshooting + "#a-volume-does-not-grow-or-change"
+	pagePodEnd      = troubleshooting + "#a-pod-does-not-end"
 	pageAnyCall     = troubleshooting + "#errors-of-any-call"
 	pageInstall     = "docs/how-to/install.md#5-check-the-installation"
 	pageDirectory   = "docs/how-to/install.md#1-the-nodes-directory"
@@ -32,6 +34,7 @@ const (
 	pageVersions    = "docs/reference/compatibility.md#versions"
 	pageSizes       = "docs/reference/parameters.md#sizes"
 	pageCost        = "docs/explanation/snapshots.md#cost"
+	pageConsistency = "docs/explanation/snapshots.md#consistency-of-a-copy"
 )
 
 // message is a known message of the driver, a sidecar, the kubelet or the API server.
@@ -61,6 +64,8 @@ var driverMessages = []message{
 		"return the disk to its node, or give the node its old name", pageNotReady),
 	known(`has no identity\.json and is not empty`, "the root has the files of another program",
 		"give the driver an empty directory", pageNotReady),
+	known(`identity\.json of the root: damaged record`, "the identity of the root is damaged: identity.json is torn or was edited",
+		"restore it from its copy root-identity in the state directory of the driver", pageNotReady),
 	known(`unexpected file type`, "another type of file is at a path of the driver in the root",
 		"move it away, and restore the original", pageNotReady),
 	known(`another process serves it`, "another driver runs on this root", "wait for its end, or end it", pageNotReady),
@@ -88,7 +93,7 @@ var sidecarMessages = []message{
 		"the message names the directory; if the kubelet's root is elsewhere, set kubeletDir", pageSidecars),
 	known(`forbidden|cannot (list|watch|get|create|patch|update)`, "the ServiceAccount lacks a right",
 		"apply the roles of the chart again", pageObjects),
-	known(`socket|connect`, "the driver's socket does not exist or does not answer", "see the log of the container driver in this pod", pageSidecars),
+	known(`socket|connect|has not told its name yet`, "the driver's socket does not exist or does not answer", "see the log of the container driver in this pod", pageSidecars),
 }
 
 // podMessages are those of the kubelet and of the API server about a pod of the driver.
@@ -104,7 +109,7 @@ var podMessages = []message{
 	known(`configmap "[^"]*" not found`, "a ConfigMap of the installation does not exist", "apply the chart again", pageObjects),
 	known(`references non-existent secret key|couldn't find key`, "a secret lacks a key",
 		"make the secret again, with ca.crt, tls.crt and tls.key", pageCerts),
-	known(`hostPath type check failed: \S*plugins_registry|hostPath type check failed: \S*kubelet`, "the kubelet's directory is elsewhere on this node",
+	known(`hostPath type check failed\W \S*(plugins_registry|kubelet)`, "the kubelet's directory is elsewhere on this node",
 		"set kubeletDir to the kubelet's --root-dir", pageNoStart),
 	known(`hostPath type check failed`, "a directory is missing on the node", "mkdir -p the path in the message on that node", pageDirectory),
 	known(`Insufficient (cpu|memory)`, "no node has enough cpu or memory for the pod", "free resources of the node", pageInstall),
@@ -115,11 +120,39 @@ var podMessages = []message{
 
 // callMessages are errors of calls, in events of claims, pods and contents.
 var callMessages = []message{
+	known(`in any topology that the volume may have`, "the topology of the claim or of its class has no node with the driver",
+		"run the driver on the node of the pod, or correct allowedTopologies of the class", pagePending),
+	known(`none of the \d+ nodes is in `, "the node that the claim names has no driver: its pod does not exist there, or the topology is that of no node",
+		"run the driver there; if the topology is that of no node, correct allowedTopologies of the class", pageRouter),
 	known(`not all nodes answer|does not answer|none of the \d+ nodes|the nodes are not known yet|several addresses report|no node answers|no node has answered`,
 		"a node that the call needs is away", "bring the node back; if it is gone for good, name it in hostpath.forgottenNodes", pageRouter),
 	known(`refused our certificate|wrong CA|has expired|it refused us|is not valid before`, "the certificates of router and node do not match",
 		"replace the certificates", pageCerts),
 	known(`is unusable: damaged record`, "the record of the volume or snapshot is damaged", "see RecordUnreadable", pageVolume),
+	known(`the path of the data is obstructed`, "the path of the data is obstructed: another type of file is there, or nothing",
+		"remove the obstacle that the message names, and move the data back", pagePodStart),
+	known(`cannot mount the data of volume.*no such file or directory|is missing: restore it from a backup`,
+		"the data of the volume is gone", "move the data back to the path in the message, or restore it from a backup", pageVolume),
+	known(`not the filesystem expected`, "the image has no filesystem that can be mounted or repaired automatically",
+		"see dmesg on the node, and run e2fsck by hand on the image", pagePodStart),
+	known(`write the staging record in`, "the state directory of the driver is gone, full or read-only on the node",
+		"repair the disk of the kubelet's directory; if the directory was removed, restart the driver of the node", pagePodStart),
+	known(`cannot copy it at a point in time`, "the volume is mounted, and the filesystem of the root has no reflinks",
+		"end the pods of the volume meanwhile, or use a root with reflinks", pageSnapshot),
+	known(`holds a lease|too deep|are being moved`, "the content of the volume cannot be copied as it is",
+		"the message names the entry; the page has the remedy for each reason", pageConsistency),
+	known(`no progress for|an earlier copy still hangs|copies hang in`, "a copy hangs: a process in a pod holds the lock of a file",
+		"end the pods that use the volume", pageSnapshot),
+	known(`has no directory \.causeway/work`, "the filesystem of the source is not mounted on the SMB server, or .causeway was removed",
+		"mount it on the server; if all volumes of the source are gone for good, make the directory", pagePending),
+	known(`is in the directory of volume|is the source of other volumes|directories of two volumes overlap`,
+		"the directory of the volume overlaps with that of another volume or source", "choose another source or subDir", pagePending),
+	known(`no record of this source names it`, "the directory exists on the share, and is not that of a volume of this source",
+		"choose another subDir, or share the directory with existing: use", pagePending),
+	known(`code = \w+ desc = .*is mounted at|code = FailedPrecondition.* mounted at`, "the volume is in use on its node",
+		"end the pods and the mounts that the message names", pageDelete),
+	known(`is unusable: record of a newer version`, "a newer release made the record of the volume or snapshot",
+		"run that release, or a later one", pageVolume),
 	known(`no credentials for`, "the chart does not list the share of the class", "add it to smb.shares, with the server spelled as in the class", pagePending),
 	known(`code = Unauthenticated|code = PermissionDenied|NT_STATUS_LOGON_FAILURE|NT_STATUS_ACCESS_DENIED`, "the SMB server rejects the credentials",
 		"correct the Secret of the share, or the rights on the server", pagePodStart),
@@ -132,15 +165,47 @@ var callMessages = []message{
 	known(`too many open files|cannot allocate memory`, "the driver has too few files or too little memory", "raise the limit", pageAnyCall),
 	known(`(unknown|invalid|unexpected) parameter|code = InvalidArgument`, "a parameter, the filesystem or the access mode of the claim or its class is not possible",
 		"correct the class: the message names the value", pagePending),
-	known(`code = ResourceExhausted|code = OutOfRange|no space left`, "no node that the pod can run on has room", "free space, or permit other nodes", pagePending),
+	known(`code = OutOfRange`, "the size does not fit on the disk of the volume", "set a smaller size in the claim, or free space", pageChange),
+	known(`code = ResourceExhausted|no space left`, "no node that the pod can run on has room", "free space, or permit other nodes", pagePending),
 	known(`is being copied|code = Aborted`, "another call for the same volume is running for long", "wait; if it stays, see the page", pageSnapshot),
 	known(`code = FailedPrecondition`, "the state of the volume does not permit the call", "see the message on the page", pagePodStart),
-	known(`code = NotFound`, "the volume does not exist on its node: its disk was lost or replaced", "see the page", pageReplace),
+	known(`code = NotFound`, "the volume does not exist on its node: its disk was lost or replaced",
+		"bring the disk back; if it is lost for good, delete the claim", pageReplace),
 	known(`code = DataLoss`, "data of the volume is lost", "restore it from a backup", pageVolume),
 	known(`not found in the list of registered CSI drivers`, "the driver is not registered on the node of the pod", "see the pod of the driver on that node", pageSidecars),
 	known(`FailedScheduling|did not have enough free storage|node\(s\)`, "no node has room for the volume, or none of its nodes can run the pod",
 		"free space, or permit other nodes", pagePending),
 	known(`code = (Unavailable|DeadlineExceeded|Internal|Unknown)`, "the driver cannot serve the call now", "see the log of the driver", pageAnyCall),
+}
+
+// conditionMessages are the reasons of the conditions of a volume, in the events of its claim.
+var conditionMessages = []message{
+	known(`RecordUnreadable`, "the record of the volume cannot be read (RecordUnreadable)",
+		"restore the record that the event names, and restart the driver of the node", pageVolume),
+	known(`RecordOfNewerVersion`, "a newer release made the record of the volume (RecordOfNewerVersion)",
+		"run that release, or a later one", pageVolume),
+	known(`DataMissing`, "the data of the volume is gone, or its path is obstructed (DataMissing)",
+		"move the data back to the path in the event, or restore it from a backup", pageVolume),
+	known(`VolumeNotFound`, "the volume does not exist on its node: its disk was lost or replaced, or the volume was deleted outside of Kubernetes (VolumeNotFound)",
+		"bring the disk back; if it is lost for good, delete the claim", pageReplace),
+	known(`ImageTruncated`, "the image is shorter than its record says (ImageTruncated)", "restore it from a backup", pageVolume),
+	known(`SizeNotEnforced`, "the size of the directory is not enforced (SizeNotEnforced)",
+		"mount the root with prjquota, or enable quotas of btrfs; the event has the reason", pageVolume),
+	known(`FilesystemErrors`, "the filesystem in the image has found errors (FilesystemErrors)",
+		"see dmesg on the node, take a snapshot, and end the volume's pods", pageVolume),
+	known(`FilesystemReadOnly`, "the filesystem in the image is read-only after an error (FilesystemReadOnly)",
+		"see dmesg on the node, take a snapshot, and end the volume's pods", pageVolume),
+	known(`FilesystemStalled`, "a freeze or the growth of the filesystem stalls (FilesystemStalled)",
+		"end the pods that use the volume", pageVolume),
+	known(`FilesystemDown`, "the filesystem has shut itself down (FilesystemDown)",
+		"see dmesg on the node, and end the volume's pods", pageVolume),
+	known(`CopyStalled`, "a snapshot or clone hangs at a file of the volume (CopyStalled)", "end the pods that use the volume", pageVolume),
+	known(`CopyFailed`, "the last snapshot or clone failed because of the volume's content (CopyFailed)",
+		"the event names the entry: see the messages on the page", pageVolume),
+	known(`DataUnreadable`, "the disk returns an error (DataUnreadable)", "see dmesg on the node", pageVolume),
+	known(`Credentials(NotChanged|NotVerified)`, "the mount has other credentials than the Secret",
+		"correct the Secret or the server, or delete the pods that use the volume", pageVolume),
+	known(`StagingMountLost`, "the staging path is no longer mounted (StagingMountLost)", "end the pods that use the volume", pageVolume),
 }
 
 // explain returns the first known message in a text.

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
@@ -60,7 +59,7 @@ func storageMetrics(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// trash finds deleted objects that cannot be removed. The condition ends with the fault, unlike the
+// trash finds deleted and incomplete objects that cannot be removed. The condition ends with the fault, unlike the
 // counter of errors.
 func trash(p *cluster.Pod) (all []Finding) {
 	entries, _ := p.DriverMetrics.Value("causeway_trash_entries")
@@ -70,6 +69,13 @@ func trash(p *cluster.Pod) (all []Finding) {
 				Cause:    "deleted volumes cannot be removed, so their space is not free (TrashStuck)",
 				Evidence: fmt.Sprintf("causeway_storage_conditions %s, causeway_trash_entries %g", s, entries),
 				Remedy:   "on the node: lsattr -R <root>/trash, and look for mounts inside", Page: pageStorage})
+		}
+		if s.Labels["reason"] == "SweepFailed" && s.Value > 0 {
+			all = append(all, Finding{Severity: Warning, Object: p.Object() + nodeOf(p),
+				Cause:    "an incomplete object of an earlier process keeps its space (SweepFailed)",
+				Evidence: "causeway_storage_conditions " + s.String(),
+				Remedy: "on the node: look for mounts and immutable files in <root>/staging, remove them, and " +
+					"restart the driver", Page: pageStorage})
 		}
 	}
 	return all
@@ -149,19 +155,28 @@ func volumeHealth(v *cluster.View) (all []Finding) {
 		for _, p := range d.ControllerPods() {
 			for _, s := range p.SidecarsMetrics.Samples("csi_sidecars_volume_health_abnormal") {
 				namespace, claim := s.Labels["namespace"], s.Labels["persistentvolumeclaim"]
-				evidence := []string{"status " + s.Labels["status"]}
-				for _, e := range v.EventsOf("PersistentVolumeClaim", namespace, claim) {
-					if e.Reason == "VolumeConditionAbnormal" {
-						evidence = append(evidence, cluster.EventTime(e).UTC().Format(time.RFC3339)+" "+e.Message)
-						break
-					}
-				}
-				all = append(all, Finding{Severity: Error, Object: "PersistentVolumeClaim/" + namespace + "/" + claim,
-					Cause:    "the volume is not healthy",
-					Evidence: strings.Join(evidence, "\n"),
-					Remedy:   "see the reason in the event on the page", Page: pageVolume})
+				all = append(all, unhealthy(v, namespace, claim, s.Labels["status"]))
 			}
 		}
 	}
 	return all
+}
+
+// unhealthy returns the finding of a volume with a condition. The event of the claim has the reason;
+// it may come later than the metric.
+func unhealthy(v *cluster.View, namespace, claim, status string) Finding {
+	f := Finding{Severity: Error, Object: "PersistentVolumeClaim/" + namespace + "/" + claim,
+		Cause: "the volume is not healthy", Evidence: "status " + status,
+		Remedy: "see the reason in the event on the page", Page: pageVolume}
+	for _, e := range v.EventsOf("PersistentVolumeClaim", namespace, claim) {
+		if e.Reason != "VolumeConditionAbnormal" {
+			continue
+		}
+		f.Evidence += "\n" + cluster.EventTime(e).UTC().Format(time.RFC3339) + " " + e.Message
+		if m, ok := explain(e.Message, conditionMessages); ok {
+			f.Cause, f.Remedy, f.Page = m.cause, m.remedy, m.page
+		}
+		break
+	}
+	return f
 }

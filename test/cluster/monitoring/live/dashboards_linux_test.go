@@ -17,6 +17,9 @@ var empty = []string{"Conditions of the storage", "Available on shares", "Failed
 // TestDashboards runs each recording rule, and each query of the dashboards, while volumes are made,
 // used, copied and deleted: each has a result, except for the panels that are empty.
 func TestDashboards(t *testing.T) {
+	if testing.Short() {
+		t.Skip("this needs a cluster")
+	}
 	queries, err := monitoring.Queries()
 	if err != nil {
 		t.Fatal(err)

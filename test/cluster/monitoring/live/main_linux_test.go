@@ -2,9 +2,11 @@ package live
 
 import (
 	"context"
+	"flag"
 	"os"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
@@ -15,11 +17,17 @@ import (
 
 // The cluster, in the process that runs the tests.
 var (
-	kube  kubectl.Kubectl
-	nodes []local.Node
+	cluster *local.Cluster
+	kube    kubectl.Kubectl
+	nodes   []local.Node
 )
 
 func TestMain(m *testing.M) {
+	hang.Main()
+	flag.Parse()
+	if testing.Short() { // without a cluster
+		os.Exit(m.Run())
+	}
 	livetest.Main(m, livetest.Tests{
 		Name: "monitoring", Options: provider.Options{Nodes: 2},
 		Furnish: func(ctx context.Context, c *local.Cluster, k kubectl.Kubectl, kept bool) error {
@@ -32,7 +40,7 @@ func TestMain(m *testing.M) {
 			return upgrade(ctx, k, "--set-json=hostpath.controller.extraArgs="+
 				`["--health-monitor-list-volumes-interval=5s"]`)
 		},
-		Enter: func(_ *local.Cluster, k kubectl.Kubectl, n []local.Node) { kube, nodes = k, n },
+		Enter: func(c *local.Cluster, k kubectl.Kubectl, n []local.Node) { cluster, kube, nodes = c, k, n },
 	})
 }
 
@@ -42,7 +50,7 @@ func upgrade(ctx context.Context, k kubectl.Kubectl, args ...string) error {
 	if err != nil {
 		return err
 	}
-	_, err = h.Run(ctx, append([]string{"upgrade", "causeway", chart.Directory(), "--reuse-values", "--wait",
+	_, err = h.Run(ctx, append([]string{"upgrade", "causeway", chart.Directory(), "--reuse-values", "--wait", "--force-conflicts",
 		"--timeout=180s"}, args...)...)
 	return err
 }

@@ -1,0 +1,75 @@
+package live
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/chart"
+)
+
+// finding and report are the output of doctor.
+type finding struct{ Check, Severity, Object, Cause, Evidence, Remedy, Page string }
+
+type report struct {
+	Checks     int
+	Findings   []finding
+	NotChecked []struct{ Check, Reason string }
+}
+
+func (r report) String() string {
+	var b strings.Builder
+	for _, f := range r.Findings {
+		fmt.Fprintf(&b, "%s: %s: %s\n  evidence: %s\n  remedy: %s\n  page: %s\n", f.Check, f.Object, f.Cause, f.Evidence,
+			f.Remedy, f.Page)
+	}
+	for _, n := range r.NotChecked {
+		fmt.Fprintf(&b, "not checked: %s: %s\n", n.Check, n.Reason)
+	}
+	return b.String()
+}
+
+// buildDoctor builds kubectl causeway, and returns a function that runs doctor and returns the report
+// and the exit code. Each part of a finding must have a text.
+func buildDoctor(t *testing.T) func(args ...string) (report, int) {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "kubectl-causeway")
+	build := exec.Command("go", "-C", filepath.Join(chart.Sources(), "plugin"), "build", "-o", program,
+		"./cmd/kubectl-causeway")
+	build.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return func(args ...string) (r report, code int) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 3*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, program, append([]string{"doctor", "-o", "json"}, args...)...)
+		cmd.Env = kube.Environment()
+		var stdout, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		err := cmd.Run()
+		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		code = cmd.ProcessState.ExitCode()
+		if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
+			return report{NotChecked: []struct{ Check, Reason string }{{"doctor", stderr.String()}}}, code
+		}
+		for _, f := range r.Findings {
+			if slices.Contains([]string{f.Check, f.Severity, f.Object, f.Cause, f.Evidence, f.Remedy, f.Page}, "") {
+				t.Errorf("a part of the finding is missing: %+v", f)
+			}
+		}
+		return r, code
+	}
+}

@@ -1,0 +1,164 @@
+package live
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/causeway-csi/causeway/internal/smbtest"
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
+	"github.com/causeway-csi/causeway/test/cluster/shares"
+)
+
+const smbDriver = "smb.csi.causeway.dev"
+
+// server is the SMB server of a step.
+var server *smbtest.Server
+
+// shareSteps are faults of shares, as far as the controller notices them: no node mounts a share, as
+// the kernel of the nodes may have no cifs.
+func shareSteps() []step {
+	down := want{"shares", "share //", "the controller cannot use the share", "repair the server", "docs/how-to/smb.md#when-the-server-is-away"}
+	outage := func(name, row, cause, remedy, page string, breakIt func(*scene), also ...want) step {
+		return step{name: "shares: " + name, begin: (*scene).serve, faults: []fault{
+			{name: name, alerts: []string{"CausewayShareDown"}, rows: []string{row},
+				named: []want{down, {"claims", "PersistentVolumeClaim/default/share", cause, remedy, page}}, also: also,
+				cause: func(s *scene) {
+					breakIt(s)
+					s.claimOf(class("share", smbDriver, "Immediate", "source: "+server.Source()), "share", "1Mi")
+				}}}}
+	}
+	pending := "A claim stays Pending: "
+	return []step{
+		{name: "shares", begin: (*scene).serve, faults: []fault{
+			{name: "a share that the chart does not list", rows: []string{pending + "UNAUTHENTICATED, `no credentials for`"},
+				named: []want{{"claims", "PersistentVolumeClaim/default/unlisted", "the chart does not list the share", "smb.shares", pagePending}},
+				cause: func(s *scene) {
+					s.claimOf(class("unlisted", smbDriver, "Immediate", "source: //other.example.com/volumes"), "unlisted", "1Mi")
+				}},
+			{name: "a directory that exists", rows: []string{pending + "FAILED_PRECONDITION, `no record of this source names it`"},
+				named: []want{{"claims", "PersistentVolumeClaim/default/exists", "is not that of a volume of this source", "another subDir", pagePending}},
+				cause: func(s *scene) {
+					s.must(server.Mkdir(smbtest.Share + "/theirs"))
+					s.claimOf(class("exists", smbDriver, "Immediate", "source: "+server.Source()+", subDir: theirs"), "exists", "1Mi")
+				}},
+			{name: "directories that overlap", rows: []string{pending + "FAILED_PRECONDITION, `the directories of two volumes overlap`"},
+				named: []want{{"claims", "PersistentVolumeClaim/default/inner", "overlaps with that of another volume", "another source or subDir", pagePending}},
+				cause: func(s *scene) {
+					s.shareClaim("outer", "source: "+server.Source()+", subDir: outer")
+					s.claimOf(class("inner", smbDriver, "Immediate", "source: "+server.Source()+", subDir: outer/inner"), "inner", "1Mi")
+				}},
+			{name: "sources that overlap",
+				rows:  []string{pending + "FAILED_PRECONDITION, `is in the directory of volume`, `is the source of other volumes`"},
+				named: []want{{"claims", "PersistentVolumeClaim/default/within", "overlaps with that of another volume", "another source or subDir", pagePending}},
+				cause: func(s *scene) {
+					s.shareClaim("around", "source: "+server.Source()+", subDir: around")
+					s.claimOf(class("within", smbDriver, "Immediate", "source: "+server.Source()+"/around"), "within", "1Mi")
+				}},
+			{name: "a share that is almost full", alerts: []string{"CausewayShareAlmostFull"},
+				also: []want{down},
+				cause: func(s *scene) {
+					s.later(func() { s.configure("") })
+					s.configure("dfree command = /bin/echo 1000000 10000")
+				}},
+		}},
+		{name: "shares: trash", begin: (*scene).serve, faults: []fault{
+			{name: "a file that cannot be removed", alerts: []string{"CausewayShareTrashStuck"},
+				cause: func(s *scene) {
+					s.shareClaim("stuck", "source: "+server.Source()+", subDir: stuck")
+					held := filepath.Join(shares.Directory(server), "stuck", "held")
+					s.must(os.Mkdir(held, 0o755)) // of root: the user of the server cannot remove the file in it
+					s.must(os.WriteFile(filepath.Join(held, "file"), nil, 0o600))
+					s.kubectl("delete", "pvc", "stuck")
+				}},
+			{name: "no directory .causeway/work",
+				rows: []string{pending + "FAILED_PRECONDITION, `the source has no directory .causeway/work`",
+					"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `the source has no directory .causeway/work`"},
+				named: []want{{"claims", "PersistentVolumeClaim/default/unmounted", "the filesystem of the source is not mounted on the SMB server",
+					"mount it on the server", pagePending}},
+				cause: func(s *scene) {
+					s.must(server.Mkdir(smbtest.Share + "/disk"))
+					s.shareClaim("first", "source: "+server.Source()+"/disk")
+					work := filepath.Join(shares.Directory(server), "disk", ".causeway")
+					s.later(func() { s.must(os.Rename(work+".away", work)) })
+					s.must(os.Rename(work, work+".away"))
+					s.claimOf(class("unmounted", smbDriver, "Immediate", "source: "+server.Source()+"/disk"), "unmounted", "1Mi")
+				}},
+		}},
+		outage("a wrong password", pending+"UNAUTHENTICATED, PERMISSION_DENIED", "the SMB server rejects the credentials", "correct the Secret",
+			pagePodStart, func(s *scene) {
+				password := server.Password
+				s.later(func() { s.must(server.SetPassword(password)) })
+				s.must(server.SetPassword("changed"))
+				s.must(server.Kill())
+				s.must(server.Restart())
+			}),
+		outage("a server that hangs", pending+"UNAVAILABLE, `the server does not answer`, `connection refused`, `connection error`, `no such host`",
+			"the SMB server is away", "repair the server", pagePending, func(s *scene) {
+				s.later(func() { s.must(server.Resume()) })
+				s.must(server.Silence())
+			}),
+		outage("a server that is away", pending+"UNAVAILABLE, `the server does not answer`, `connection refused`, `connection error`, `no such host`",
+			"the SMB server is away", "repair the server", pagePending, func(s *scene) {
+				s.later(func() { s.must(server.Restart()) })
+				s.must(server.Kill())
+			}),
+	}
+}
+
+// serve starts an SMB server, and installs the driver for its share. The last step with shares
+// removes both.
+func (s *scene) serve() {
+	s.Helper()
+	if server != nil {
+		return
+	}
+	dir := filepath.Join(os.TempDir(), "causeway-faults-smb")
+	s.must(os.RemoveAll(dir))
+	var err error
+	server, err = shares.Serve(cluster, dir)
+	s.must(err)
+	s.must(shares.WriteSecret(s.anyhow(), kube, shares.ControllerSecret, server))
+	set := []string{"smb.enabled=true", "smb.shares.private.source=" + server.Source(), "smb.shares.private.secretName=" + shares.ControllerSecret,
+		"smb.controller.replicas=1", "smb.node.nodeSelector.causeway\\.dev/none=none"}
+	s.must(upgrade(s.anyhow(), kube, "--set-string="+strings.Join(set[1:3], ","), "--set="+set[0]+","+set[3], "--set-string="+set[4]))
+	endShares = func(s *scene) {
+		s.must(upgrade(s.anyhow(), kube, "--set=smb.enabled=false"))
+		s.must(server.Close())
+		s.must(os.RemoveAll(dir))
+		server, endShares = nil, func(*scene) {}
+	}
+}
+
+// endShares removes the driver of shares and the server, if they are there.
+var endShares = func(*scene) {}
+
+// shareClaim makes a claim on a share, and waits for its volume.
+func (s *scene) shareClaim(name, parameters string) {
+	s.Helper()
+	s.claimOf(class(name, smbDriver, "Immediate", parameters), name, "1Mi")
+	livetest.Until(s.T, "claim "+name+" to be bound", func() error {
+		_, err := s.try("wait", "pvc/"+name, "--for=jsonpath={.status.phase}=Bound", "--timeout=10s")
+		return err
+	})
+}
+
+// configure restarts the server with another line of configuration, which replaces an earlier one.
+func (s *scene) configure(line string) {
+	s.Helper()
+	const mark = "# of the test"
+	path := filepath.Join(filepath.Dir(server.Dir), "smb.conf")
+	text, err := os.ReadFile(path)
+	s.must(err)
+	var kept []string
+	for l := range strings.Lines(string(text)) {
+		if !strings.Contains(l, mark) && !strings.HasPrefix(l, "dfree") {
+			kept = append(kept, l)
+		}
+	}
+	all := strings.Replace(strings.Join(kept, ""), "[global]\n", fmt.Sprintf("[global]\n%s\n%s\n", mark, line), 1)
+	s.must(os.WriteFile(path, []byte(all), 0o644))
+	s.must(server.Kill())
+	s.must(server.Restart())
+}

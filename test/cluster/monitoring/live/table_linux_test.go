@@ -1,0 +1,263 @@
+package live
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
+)
+
+var patience = flag.Duration("patience", livetest.Patience, "time in which doctor must name a fault")
+
+// fault is a fault of the cluster, with its effects.
+type fault struct {
+	name string
+	// rows are those of docs/how-to/troubleshooting.md that describe the fault: a heading, ": ", and
+	// the first cell of a row of its table.
+	rows []string
+	// named are the findings of doctor. also are findings that may be there, too: consequences.
+	named, also []want
+	alerts      []string // end after the repair
+	lasting     []string // alerts that fire, and end hours later only
+	// cause causes the fault. Its calls of later repair it.
+	cause func(*scene)
+}
+
+// want is a finding: its check, parts of the object, the cause and the remedy, and its page.
+type want struct{ check, object, cause, remedy, page string }
+
+func (w want) is(f finding) bool {
+	return w.check == f.Check && strings.Contains(f.Object, w.object) && strings.Contains(f.Cause, w.cause) &&
+		strings.Contains(f.Remedy, w.remedy) && (w.page == "" || w.page == f.Page)
+}
+
+// step has faults that do not interfere: they are there at the same time.
+type step struct {
+	name   string
+	doctor []string     // arguments of doctor
+	begin  func(*scene) // for all faults
+	faults []fault
+}
+
+// steps are all faults.
+func steps() []step {
+	return slices.Concat(objectSteps(), podSteps(), claimSteps(), volumeSteps(), rootSteps(), routerSteps(), nodeSteps(), shareSteps(), beforeSteps())
+}
+
+// summary is the result of all steps.
+type summary struct {
+	injected, named int
+	missed, false   []string
+	fired, resolved map[string]bool
+	lasting         map[string]bool
+}
+
+// scene is a step of a test.
+type scene struct {
+	*prometheus
+	doctor  func(args ...string) (report, int)
+	summary *summary
+	repairs *[]func()
+	args    *[]string // of doctor
+}
+
+// later has the end of the step repair a part of a fault: the last part first.
+func (s *scene) later(repair func()) { *s.repairs = append(*s.repairs, repair) }
+
+// repair calls the functions of later.
+func (s *scene) repair() {
+	defer func() {
+		if len(*s.repairs) > 0 { // one failed
+			s.repair()
+		}
+	}()
+	for len(*s.repairs) > 0 {
+		last := len(*s.repairs) - 1
+		f := (*s.repairs)[last]
+		*s.repairs = (*s.repairs)[:last]
+		f()
+	}
+}
+
+func begin(t *testing.T) *scene {
+	t.Helper()
+	s := &scene{prometheus: start(t), doctor: buildDoctor(t), repairs: &[]func(){}, args: &[]string{},
+		summary: &summary{fired: map[string]bool{}, resolved: map[string]bool{}, lasting: map[string]bool{}}}
+	s.well()
+	return s
+}
+
+// in returns the scene for another test.
+func (s *scene) in(t *testing.T) *scene {
+	inner := *s
+	inner.prometheus = &prometheus{t, s.Server}
+	return &inner
+}
+
+// TestFaults causes each fault until doctor names it and its alerts fire, and repairs it until doctor
+// names nothing and the alerts end. A healthy cluster has no alert.
+func TestFaults(t *testing.T) {
+	if testing.Short() {
+		t.Skip("this needs a cluster")
+	}
+	s := begin(t)
+	defer func() { t.Log(s.summary) }()
+	t.Run("none", func(t *testing.T) {
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(2 * time.Second) {
+			if names, err := s.firing(5 * time.Second); err != nil || len(names) > 0 {
+				t.Fatalf("on a healthy cluster %v fires, %v", slices.Collect(maps.Keys(names)), err)
+			}
+		}
+	})
+	defer func() { endShares(s) }()
+	for _, step := range steps() {
+		if server != nil && !strings.HasPrefix(step.name, "shares") {
+			endShares(s)
+		}
+		t.Run(step.name, func(t *testing.T) { s.in(t).run(step) })
+	}
+}
+
+// run causes the faults of a step, those that the flag -run selects.
+func (s *scene) run(step step) {
+	var chosen []fault
+	began := time.Now()
+	defer s.repair()
+	*s.args = step.doctor
+	if step.begin != nil {
+		step.begin(s)
+	}
+	for _, f := range step.faults {
+		s.Run(f.name, func(t *testing.T) {
+			outer := s.T // the repairs belong to the step
+			s.prometheus.T = t
+			defer func() { s.prometheus.T = outer }()
+			s.fires(false, time.Now(), f.alerts...)
+			s.summary.injected++
+			f.cause(s)
+			chosen = append(chosen, f)
+		})
+	}
+	if len(chosen) == 0 {
+		return
+	}
+	s.Logf("%5.1f s: caused %d faults", time.Since(began).Seconds(), len(chosen))
+	s.isNamed(chosen)
+	var alerts, lasting []string
+	for _, f := range chosen {
+		alerts, lasting = append(alerts, f.alerts...), append(lasting, f.lasting...)
+	}
+	s.fires(true, began, append(slices.Clone(alerts), lasting...)...)
+	s.summary.add(s.summary.fired, append(slices.Clone(alerts), lasting...))
+	s.summary.add(s.summary.lasting, lasting)
+	s.repair()
+	livetest.Until(s.T, "no volume and no snapshot to be left", func() error {
+		left, err := s.try("get", "pv,volumesnapshotcontents", "-o", "name")
+		if err == nil && left != "" {
+			err = fmt.Errorf("there are %s", left)
+		}
+		return err
+	})
+	s.isSilent(chosen)
+	s.fires(false, time.Now(), alerts...)
+	s.summary.add(s.summary.resolved, alerts)
+	if server == nil {
+		s.well()
+	}
+	s.Logf("%5.1f s for the step", time.Since(began).Seconds())
+}
+
+func (*summary) add(to map[string]bool, names []string) {
+	for _, n := range names {
+		to[n] = true
+	}
+}
+
+// isNamed waits until doctor names each fault, with exit code 1.
+func (s *scene) isNamed(faults []fault) {
+	s.Helper()
+	start := time.Now()
+	missing := map[string][]want{}
+	for _, f := range faults {
+		if len(f.named) > 0 {
+			missing[f.name] = f.named
+		} else {
+			s.summary.named++ // the fault of an alert
+		}
+	}
+	for deadline := start.Add(*patience); len(missing) > 0; time.Sleep(time.Second) {
+		r, code := s.doctor(*s.args...)
+		s.judge(r, faults)
+		for _, f := range faults {
+			wants, waits := missing[f.name]
+			if waits && code == 1 && len(s.unnamed(r, wants)) == 0 {
+				s.summary.named++
+				s.Logf("%5.1f s: named: %s", time.Since(start).Seconds(), f.name)
+				delete(missing, f.name)
+			}
+		}
+		if time.Now().After(deadline) {
+			for name, wants := range missing {
+				s.summary.missed = append(s.summary.missed, name)
+				s.Errorf("%s: doctor has not named %+v, exit code %d", name, s.unnamed(r, wants), code)
+			}
+			s.Logf("the report:\n%s", r)
+			return
+		}
+	}
+}
+
+// unnamed returns the findings that a report does not have.
+func (s *scene) unnamed(r report, wants []want) (all []want) {
+	for _, w := range wants {
+		if !slices.ContainsFunc(r.Findings, w.is) {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+// judge counts the findings that belong to none of the faults.
+func (s *scene) judge(r report, faults []fault) {
+	s.Helper()
+	for _, f := range r.Findings {
+		expected := slices.ContainsFunc(faults, func(c fault) bool {
+			return slices.ContainsFunc(slices.Concat(c.named, c.also), func(w want) bool {
+				return w.is(f) || w.check == f.Check && strings.Contains(f.Object, w.object) &&
+					f.Cause == "the volume is not healthy" // the event with the reason comes later than the metric
+			})
+		})
+		name := fmt.Sprintf("%s: %s: %s: %s", s.Name(), f.Check, f.Object, f.Cause)
+		if !expected && !slices.Contains(s.summary.false, name) {
+			s.summary.false = append(s.summary.false, name)
+			s.Errorf("a false alarm: %+v", f)
+		}
+	}
+}
+
+// isSilent waits until doctor names nothing, with exit code 0.
+func (s *scene) isSilent(faults []fault) {
+	s.Helper()
+	start := time.Now()
+	livetest.Until(s.T, "doctor to name nothing", func() error {
+		r, code := s.doctor(*s.args...)
+		s.judge(r, faults)
+		if code != 0 {
+			return fmt.Errorf("exit code %d:\n%s", code, r)
+		}
+		return nil
+	})
+	s.Logf("%5.1f s: doctor names nothing", time.Since(start).Seconds())
+}
+
+func (s *summary) String() string {
+	names := func(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
+	return fmt.Sprintf("faults: %d injected, %d named, %d missed %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
+		"%d ended (%s), %d last for hours (%s)", s.injected, s.named, len(s.missed), s.missed, len(s.false), s.false,
+		len(s.fired), names(s.fired), len(s.resolved), names(s.resolved), len(s.lasting), names(s.lasting))
+}
