@@ -51,7 +51,7 @@ func workloads(v *cluster.View) (all []Finding) {
 				Remedy:   "apply the chart or the manifests again", Page: pageObjects})
 		}
 		for _, w := range d.Nodes {
-			if w.Scheduled < w.Desired {
+			if w.Scheduled < w.Desired && int32(len(w.Pods)) < w.Desired { // during an update the status is late
 				all = append(all, noPods(w))
 			}
 		}

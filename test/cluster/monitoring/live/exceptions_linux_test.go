@@ -9,13 +9,14 @@ const (
 	refers      = "the row refers to another row"
 	defect      = "only a defect of the driver causes it; a unit test injects it"
 	unit        = "a state that the chart or Kubernetes prevents, or that lasts for moments; unit tests inject it"
-	resources   = "it takes the files or the memory of the machine, which other programs use"
-	notEvident  = "doctor reads no object that shows it: the kubelet writes no event about a pod that does not end"
+	resources   = "not done: the driver would need few files, or the machine little memory"
+	notEvident  = "not done: the kubelet writes no event about a pod that does not end"
 	otherKernel = "it needs another kernel, or a disk with errors; make test-vm has some of them"
 	slow        = "33 copies would have to hang at the same time, of which four start in a minute; a unit test injects it"
 	copies      = "a copy without reflinks that takes minutes; make test-cluster kills drivers in copies"
+	notBefore   = "Kubernetes rejects the directory before the driver starts, which is another fault of the table"
 	kubelets    = "only NodeGetVolumeHealth reports it, which no kubelet calls yet"
-	elsewhere   = "make test-cluster injects it"
+	elsewhere   = "make test-cluster injects it, without doctor"
 )
 
 // exceptions are rows and alerts without a fault, with their reasons. "HEADING: *" are all rows of a
@@ -58,6 +59,11 @@ var exceptions = map[string]string{
 	"Conditions of a volume: `StagingMountLost`":                                                                                             kubelets,
 	"Conditions of the storage: `HelpersExhausted`":                                                                                          slow,
 	"Conditions of the storage: `TaskPanicked`":                                                                                              defect,
+	"The driver does not start: `--kubelet-dir: … no such file or directory`":                                                                notBefore,
+	"A volume does not grow or change: NodeExpandVolume waits":                                                                               unit,
+	"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `the source has no directory .causeway/work`":                               unit,
+	"Errors of the router: `the nodes are not known yet: …`":                                                                                 noFault,
+	"Errors of the router: `none of the N nodes holds it, and all of them answer`":                                                           elsewhere,
 	"The driver does not start: `mounting needs CAP_SYS_ADMIN`":                                                                              unit,
 	"The driver does not start: `Linux 5.8 or newer is needed`":                                                                              otherKernel,
 	"The driver does not start: `another process serves this endpoint`":                                                                      unit,

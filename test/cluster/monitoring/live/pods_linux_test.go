@@ -67,7 +67,6 @@ func podSteps() []step {
 		}},
 		{name: "more pods that do not start", faults: []fault{
 			{name: "the root of the kubelet is elsewhere",
-				rows: []string{"The driver does not start: `--kubelet-dir: … no such file or directory`"},
 				named: []want{{"pods", "Pod/causeway-node-", "the kubelet's directory is elsewhere", "set kubeletDir",
 					"docs/how-to/troubleshooting.md#the-driver-does-not-start"}},
 				also: []want{{check: "router", cause: "does not reach a node"}},

@@ -95,7 +95,6 @@ func routerSteps() []step {
 			}}}},
 		{name: "Service and election", faults: []fault{
 			{name: "no Service",
-				rows:  []string{"Errors of the router: `the nodes are not known yet: …`"},
 				named: []want{{"router", "Pod/causeway-controller-", "cannot look up the addresses", "the Service", pageRouter}},
 				also:  []want{unreachable},
 				cause: func(s *scene) { s.without("service", "causeway-nodes") }},

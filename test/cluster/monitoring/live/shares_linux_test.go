@@ -73,8 +73,7 @@ func shareSteps() []step {
 					s.kubectl("delete", "pvc", "stuck")
 				}},
 			{name: "no directory .causeway/work",
-				rows: []string{pending + "FAILED_PRECONDITION, `the source has no directory .causeway/work`",
-					"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `the source has no directory .causeway/work`"},
+				rows: []string{pending + "FAILED_PRECONDITION, `the source has no directory .causeway/work`"},
 				named: []want{{"claims", "PersistentVolumeClaim/default/unmounted", "the filesystem of the source is not mounted on the SMB server",
 					"mount it on the server", pagePending}},
 				cause: func(s *scene) {

@@ -52,6 +52,7 @@ func steps() []step {
 // summary is the result of all steps.
 type summary struct {
 	injected, named int
+	withoutFinding  int // faults that alerts report, and doctor does not
 	missed, false   []string
 	fired, resolved map[string]bool
 	lasting         map[string]bool
@@ -132,12 +133,16 @@ func (s *scene) run(step step) {
 	if step.begin != nil {
 		step.begin(s)
 	}
+	var quiet time.Time // after it an alert that fires is of this step
 	for _, f := range step.faults {
 		s.Run(f.name, func(t *testing.T) {
 			outer := s.T // the repairs belong to the step
 			s.prometheus.T = t
 			defer func() { s.prometheus.T = outer }()
 			s.fires(false, time.Now(), f.alerts...)
+			if quiet.IsZero() {
+				quiet = time.Now()
+			}
 			s.summary.injected++
 			f.cause(s)
 			chosen = append(chosen, f)
@@ -152,7 +157,7 @@ func (s *scene) run(step step) {
 	for _, f := range chosen {
 		alerts, lasting = append(alerts, f.alerts...), append(lasting, f.lasting...)
 	}
-	s.fires(true, began, append(slices.Clone(alerts), lasting...)...)
+	s.fires(true, quiet, append(slices.Clone(alerts), lasting...)...)
 	s.summary.add(s.summary.fired, append(slices.Clone(alerts), lasting...))
 	s.summary.add(s.summary.lasting, lasting)
 	s.repair()
@@ -187,8 +192,12 @@ func (s *scene) isNamed(faults []fault) {
 		if len(f.named) > 0 {
 			missing[f.name] = f.named
 		} else {
-			s.summary.named++ // the fault of an alert
+			s.summary.withoutFinding++
 		}
+	}
+	if len(missing) == 0 {
+		r, _ := s.doctor(*s.args...)
+		s.judge(r, faults)
 	}
 	for deadline := start.Add(*patience); len(missing) > 0; time.Sleep(time.Second) {
 		r, code := s.doctor(*s.args...)
@@ -257,7 +266,7 @@ func (s *scene) isSilent(faults []fault) {
 
 func (s *summary) String() string {
 	names := func(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
-	return fmt.Sprintf("faults: %d injected, %d named, %d missed %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
-		"%d ended (%s), %d last for hours (%s)", s.injected, s.named, len(s.missed), s.missed, len(s.false), s.false,
+	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor, %d missed %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
+		"%d ended (%s), %d last for hours (%s)", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.false), s.false,
 		len(s.fired), names(s.fired), len(s.resolved), names(s.resolved), len(s.lasting), names(s.lasting))
 }

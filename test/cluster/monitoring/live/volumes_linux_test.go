@@ -65,6 +65,7 @@ func volumeSteps() []step {
 				{"volume-health", "default/vanished", "does not exist on its node", "bring the disk back", "docs/how-to/replace-a-node.md"}},
 			cause: func(s *scene) {
 				id := s.use(volumeOf{name: "vanished", without: true})
+				s.later(func() { s.restartDriver(nodes[0]) }) // after the swap back: else the volume would stay as an orphan
 				s.swap(volume(id), "true")
 				s.restartDriver(nodes[0]) // it knows the volume until then
 				s.apply(pod("vanished", nodes[0].Name, "vanished"))
@@ -135,7 +136,7 @@ func volumeSteps() []step {
 				}
 			}},
 		{name: "a freeze that stalls",
-			rows:  []string{"Conditions of a volume: `FilesystemStalled`", "A volume does not grow or change: NodeExpandVolume waits"},
+			rows:  []string{"Conditions of a volume: `FilesystemStalled`"},
 			named: []want{sick("frozen", "a freeze or the growth of the filesystem stalls", "end the pods")},
 			also:  []want{{check: "snapshots", object: "VolumeSnapshotContent/"}},
 			cause: func(s *scene) {
