@@ -122,7 +122,9 @@ func (l *linux) Trim(ctx context.Context, tenant, image string) (freed int64, er
 // 6.7. It waits for a second at most, as other requests count, too: then Trim returns fewer bytes.
 func awaitDiscards(ctx context.Context, n int) {
 	file := fmt.Sprintf("/sys/block/loop%d/inflight", n)
-	for end := time.Now().Add(time.Second); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
 		// Requests that read, and requests that write: Documentation/ABI/stable/sysfs-block of Linux.
 		text, err := os.ReadFile(file)
 		if counts := strings.Fields(string(text)); err != nil || len(counts) < 2 || counts[1] == "0" {

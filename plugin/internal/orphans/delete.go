@@ -122,8 +122,8 @@ func (d *Deletion) Check() error {
 
 func pendingError(claims []string) error {
 	return fmt.Errorf("%d claims of the driver are pending, and the driver may be creating their volumes: wait, "+
-		"delete the claims, or use --despite-pending-claims, which keeps the volumes with the names of these claims: %v",
-		len(claims), claims[:min(len(claims), 10)])
+		"delete the claims, or use --despite-pending-claims, which keeps the volumes with the names of these claims: "+
+		"%v", len(claims), claims[:min(len(claims), 10)])
 }
 
 // Deletable returns the orphans that Delete deletes, and the number of the others: members of group
