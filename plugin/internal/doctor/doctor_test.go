@@ -261,14 +261,14 @@ var faults = map[string]struct {
 	}, "leaders", []string{"no leader", "last renewed"}},
 	"two leaders": {func(c *fake.Cluster) {
 		c.Answer(controller2, "sidecars", "/metrics", 200, "csi_sidecars_controller_up{controller=\"provisioner\"} 1\n")
-	}, "leaders", []string{controller1 + ", " + controller2}},
+	}, "leaders", []string{controller1 + ", " + controller2, "compare the clocks", "--leader-election is on"}},
 	"two leaders without an election": {func(c *fake.Cluster) {
 		c.Answer(controller2, "sidecars", "/metrics", 200, "csi_sidecars_build_info 1\ncsi_sidecars_controller_up{controller=\"provisioner\"} 1\n")
 		all := fake.Get[*appsv1.Deployment](c, "causeway-controller").Spec.Template.Spec.Containers
 		for i := range all {
 			all[i].Args = slices.DeleteFunc(all[i].Args, func(a string) bool { return strings.HasPrefix(a, "--leader-election") })
 		}
-	}, "leaders", []string{controller1 + ", " + controller2, "leader-election"}},
+	}, "leaders", []string{controller1 + ", " + controller2, "restore --leader-election"}},
 	"two installations": {func(c *fake.Cluster) {
 		other := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
 		other.Namespace = "other"
@@ -425,6 +425,11 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
 			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
 		},
+		"a rollout of two nodes": func(c *fake.Cluster) {
+			c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
+			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
+			fake.Get[*corev1.Pod](c, "causeway-node-2").Status.Conditions[0].Status = corev1.ConditionFalse
+		},
 		"a lease that was just released": func(c *fake.Cluster) {
 			none := ""
 			fake.Get[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev").Spec.HolderIdentity = &none
@@ -446,6 +451,10 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 	for name, inject := range map[string]func(c *fake.Cluster){
 		"a snapshot without an end": func(c *fake.Cluster) { c.Custom = append(c.Custom, content(fake.Ago(time.Hour))) },
 		"a share":                   func(c *fake.Cluster) { started(c, time.Hour) },
+		"a partition during an update": func(c *fake.Cluster) {
+			c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
+			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
+		},
 		"a lease without a holder": func(c *fake.Cluster) {
 			none, old := "", metav1.NewMicroTime(time.Now().Add(-3*time.Minute))
 			l := fake.Get[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
