@@ -52,6 +52,8 @@ func callChecks() []Check {
 		{"claims", []cluster.Source{cluster.Claims, cluster.Events, cluster.Classes}, claims},
 		{"pods-with-volumes", []cluster.Source{cluster.Pending, cluster.Claims, cluster.Volumes, cluster.Events},
 			podsWithVolumes},
+		{"pods-that-end", []cluster.Source{cluster.Ending, cluster.Claims, cluster.Volumes, cluster.Nodes},
+			podsThatEnd},
 		{"deletes", []cluster.Source{cluster.Volumes, cluster.Events}, deletes},
 		{"snapshots", []cluster.Source{cluster.Snapshots, cluster.GroupSnaps}, snapshots},
 		{"expansions", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, expansions},

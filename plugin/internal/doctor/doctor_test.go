@@ -78,6 +78,15 @@ func pendingPod(c *fake.Cluster, claim string) {
 		Status: corev1.PodStatus{Phase: corev1.PodPending}})
 }
 
+// endingPod is a pod with a claim on node-1 whose grace period ended some time ago.
+func endingPod(c *fake.Cluster, claim string, ago time.Duration) {
+	pendingPod(c, claim)
+	p, end := fake.Get[*corev1.Pod](c, "app"), fake.Ago(ago)
+	p.DeletionTimestamp, p.Finalizers, p.Spec.NodeName, p.Status.Phase = &end, []string{"a/b"}, "node-1", corev1.PodRunning
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main",
+		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+}
+
 func waiting(p *corev1.Pod, reason, message string) {
 	p.Status.Conditions[0].Status = corev1.ConditionFalse
 	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}
@@ -234,6 +243,11 @@ var faults = map[string]struct {
 	"a damaged identity": {func(c *fake.Cluster) {
 		c.Answer(node1, "driver", "/readyz", 503, "identity.json of the root: damaged record: unexpected end of JSON input")
 	}, "driver-ready", []string{"first verify that the disk is that of this node", "<root>/volumes", "root-identity"}},
+	"a pod without an end": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		endingPod(c, "c1", 3*time.Minute)
+	}, "pods-that-end", []string{"Pod/default/app", "on node node-1, terminating for 3m", "containers that run: main", "crictl ps -a",
+		"logs " + node1 + " -c driver"}},
 	"a volume that is not on its node": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 		pendingPod(c, "c1")
@@ -468,6 +482,10 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			for _, reason := range []string{"VolumeResizeFailed", "VolumeModifyFailed"} {
 				c.Event("PersistentVolumeClaim", "default", "c1", reason, `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
 			}
+		},
+		"a pod that just ended its grace period": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			endingPod(c, "c1", time.Minute)
 		},
 		"a lease that was just released": func(c *fake.Cluster) {
 			none := ""
