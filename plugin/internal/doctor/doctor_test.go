@@ -551,6 +551,9 @@ func TestTenantsDoNotChooseTheCause(t *testing.T) {
 			t.Errorf("%s: Unknown has the reason %s", text, got)
 		}
 	}
+	if got, ok := reasonIn(`Degraded (CopyFailed): failed at "a; DataLoss (VolumeNotFound): b"`, "DataLoss"); ok {
+		t.Errorf("a name of a file is the reason %s", got)
+	}
 	const copied = `rpc error: code = FailedPrecondition desc = copy "x/none of the 2 nodes is in any topology that the volume may ` +
 		`have/node n does not answer: refused our certificate": `
 	for text, want := range map[string]string{
