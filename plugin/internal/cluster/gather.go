@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -140,6 +141,7 @@ func (g *gatherer) lists(ctx context.Context) {
 				metav1.ListOptions{FieldSelector: "type=Warning"})
 		},
 	}
+	jobs[Ending] = func() (err error) { v.EndingPods, err = ending(ctx, k); return err }
 	jobs[Rights] = func() error { return g.denied(ctx) }
 	g.storageLists(ctx, jobs)
 	var run errgroup.Group
@@ -149,6 +151,28 @@ func (g *gatherer) lists(ctx context.Context) {
 	}
 	_ = run.Wait() // the errors are in the view
 	g.snapshots(ctx)
+}
+
+// endingPage is the number of pods in an answer. No field selector selects pods that end, and all pods
+// of a large cluster need much memory.
+const endingPage = 500
+
+// ending returns the pods with a deletionTimestamp.
+func ending(ctx context.Context, k kubernetes.Interface) (all []corev1.Pod, err error) {
+	for o := (metav1.ListOptions{Limit: endingPage}); ; {
+		l, err := k.CoreV1().Pods("").List(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		for i := range l.Items {
+			if l.Items[i].DeletionTimestamp != nil {
+				all = append(all, *l.Items[i].DeepCopy()) // the copy does not keep the whole page
+			}
+		}
+		if o.Continue = l.Continue; o.Continue == "" {
+			return all, nil
+		}
+	}
 }
 
 // storageLists adds the lists of the groups of storage and of leases.

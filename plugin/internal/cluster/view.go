@@ -108,6 +108,7 @@ const (
 	Volumes    Source = "PersistentVolumes"
 	Claims     Source = "PersistentVolumeClaims"
 	Pending    Source = "pending pods"
+	Ending     Source = "pods that end"
 	Capacities Source = "CSIStorageCapacities"
 	Leases     Source = "leases"
 	NodeLeases Source = "leases of nodes"
@@ -141,6 +142,7 @@ type View struct {
 	Volumes     []corev1.PersistentVolume // of all drivers
 	Claims      []corev1.PersistentVolumeClaim
 	PendingPods []corev1.Pod
+	EndingPods  []corev1.Pod // with a deletionTimestamp, in all namespaces
 	Capacities  []storagev1.CSIStorageCapacity
 	Leases      []coordinationv1.Lease // in the namespaces of the drivers
 	NodeLeases  []coordinationv1.Lease

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,20 +16,35 @@ import (
 // recent is the age up to which a warning counts. Sidecars retry at intervals of at most 5 minutes.
 const recent = 10 * time.Minute
 
-// longCall is the time for which Aborted and DeadlineExceeded are no findings: the driver copies a
-// large volume, and the sidecar calls again.
+// longCall is the time for which errors of a copy are no findings: the driver copies a large volume,
+// and the sidecar calls again.
 const longCall = 15 * time.Minute
 
-// progress reports whether an error of a call that began at since only shows that the call takes long,
-// or that the driver of a node was just replaced.
+// fromCode returns the text of an error from its code, or the whole text.
+func fromCode(text string) string { return text[max(0, strings.Index(text, "code = ")):] }
+
+// replaces reports whether an error of a call that began at since only shows that the driver of a node
+// was just replaced.
+func replaces(v *cluster.View, text string, since time.Time) bool {
+	return strings.HasPrefix(fromCode(text), "code = Unavailable") && v.Now.Add(v.ServerAhead).Sub(since) < patience
+}
+
+// waits reports whether an error of a call that copies nothing itself is no finding yet: the driver
+// was just replaced, or the volume is being copied.
+func waits(v *cluster.View, text string, since time.Time) bool {
+	copied := strings.HasPrefix(fromCode(text), "code = Aborted") && strings.Contains(text, "is being copied")
+	return replaces(v, text, since) || copied && v.Now.Add(v.ServerAhead).Sub(since) < longCall
+}
+
+// progress reports whether an error of a call that may copy is no finding yet: the driver was just
+// replaced, or the call takes long.
 func progress(v *cluster.View, text string, since time.Time) bool {
-	age := v.Now.Add(v.ServerAhead).Sub(since)
-	if strings.Contains(text, "code = Unavailable") {
-		return age < patience
+	code := fromCode(text)
+	goesOn := strings.HasPrefix(code, "code = Aborted") || strings.HasPrefix(code, "code = DeadlineExceeded")
+	if !strings.HasPrefix(code, "code = ") { // a sidecar that stopped waiting
+		goesOn = strings.Contains(text, "context deadline exceeded")
 	}
-	goesOn := strings.Contains(text, "code = Aborted") || strings.Contains(text, "code = DeadlineExceeded") ||
-		strings.Contains(text, "context deadline exceeded")
-	return goesOn && age < longCall
+	return replaces(v, text, since) || goesOn && v.Now.Add(v.ServerAhead).Sub(since) < longCall
 }
 
 func callChecks() []Check {
@@ -36,6 +52,8 @@ func callChecks() []Check {
 		{"claims", []cluster.Source{cluster.Claims, cluster.Events, cluster.Classes}, claims},
 		{"pods-with-volumes", []cluster.Source{cluster.Pending, cluster.Claims, cluster.Volumes, cluster.Events},
 			podsWithVolumes},
+		{"pods-that-end", []cluster.Source{cluster.Ending, cluster.Claims, cluster.Volumes, cluster.Nodes},
+			podsThatEnd},
 		{"deletes", []cluster.Source{cluster.Volumes, cluster.Events}, deletes},
 		{"snapshots", []cluster.Source{cluster.Snapshots, cluster.GroupSnaps}, snapshots},
 		{"expansions", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, expansions},
@@ -61,14 +79,27 @@ func first(e corev1.Event) time.Time {
 	return e.FirstTimestamp.Time
 }
 
+// began returns the time of the oldest warning about an object with a reason. A text that varies makes
+// several events of one failure.
+func began(v *cluster.View, kind, namespace, name, reason string) time.Time {
+	oldest := v.Now.Add(v.ServerAhead)
+	for _, e := range v.EventsOf(kind, namespace, name) {
+		if t := first(e); e.Reason == reason && t.Before(oldest) {
+			oldest = t
+		}
+	}
+	return oldest
+}
+
 // called returns the finding of an error of a call. effect is for users, page for an unknown error.
-func called(object, effect, text, page string) Finding {
-	m, ok := explain(text, callMessages)
+// own are errors that have a meaning of their own for this kind of call.
+func called(object, effect, text, page string, own ...message) Finding {
+	m, ok := explain(fromCode(text), slices.Concat(callMessages, own, codeMessages))
 	if !ok {
-		m = message{cause: "the reason is in the message", remedy: "see the message on the page", page: page}
+		m = message{cause: "the reason is in the message", remedy: "see the message on the page"}
 	}
 	return Finding{Severity: Error, Object: object, Cause: effect + ": " + m.cause, Evidence: text, Remedy: m.remedy,
-		Page: m.page}
+		Page: cmp.Or(m.page, page)}
 }
 
 // claims finds pending claims for which CreateVolume fails. A claim that only waits for its first
@@ -122,10 +153,10 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 		}
 		object := "Pod/" + p.Namespace + "/" + p.Name
 		if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedMount", "FailedMapVolume", "FailedAttachVolume"); ok {
-			if progress(v, e.Message, p.CreationTimestamp.Time) {
+			if waits(v, e.Message, p.CreationTimestamp.Time) {
 				continue
 			}
-			all = append(all, called(object, "the volume cannot be mounted", e.Message, pagePodStart))
+			all = append(all, called(object, "the volume cannot be mounted", e.Message, pagePodStart, missingVolume))
 		} else if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedScheduling"); ok &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
 			f := called(object, "the pod cannot be scheduled", e.Message, pagePending)
@@ -164,8 +195,9 @@ func deletes(v *cluster.View) (all []Finding) {
 		if !volumes[pv.Name] || pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
 			continue
 		}
-		if e, ok := latest(v, "PersistentVolume", "", pv.Name, "VolumeFailedDelete"); ok &&
-			!progress(v, e.Message, first(e)) {
+		const reason = "VolumeFailedDelete"
+		if e, ok := latest(v, "PersistentVolume", "", pv.Name, reason); ok &&
+			!waits(v, e.Message, began(v, "PersistentVolume", "", pv.Name, reason)) {
 			f := called("PersistentVolume/"+pv.Name, "the volume cannot be deleted", e.Message, pageDelete)
 			if strings.Contains(e.Message, "code = FailedPrecondition") {
 				f.Page = pageDelete
@@ -209,7 +241,9 @@ func expansions(v *cluster.View) (all []Finding) {
 		if !volumes[c.Spec.VolumeName] || want.Cmp(have) <= 0 {
 			continue
 		}
-		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "VolumeResizeFailed"); ok {
+		const reason = "VolumeResizeFailed"
+		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
+			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
 			f := called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
 				fmt.Sprintf("the volume does not grow from %s to %s", have.String(), want.String()), e.Message,
 				pageChange)
@@ -229,7 +263,9 @@ func modifications(v *cluster.View) (all []Finding) {
 		if !volumes[c.Spec.VolumeName] || want == nil || have != nil && *have == *want {
 			continue
 		}
-		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "VolumeModifyFailed"); ok {
+		const reason = "VolumeModifyFailed"
+		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
+			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
 			f := called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
 				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange)
 			f.Page = pageChange

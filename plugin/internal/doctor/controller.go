@@ -38,7 +38,7 @@ func router(v *cluster.View) (all []Finding) {
 						Page: pageRouter})
 				default:
 					m, ok := explain(p.DriverReady.Body, certificateMessages)
-					if !ok && replaced(v, d) {
+					if !ok && int(s.Value) <= starting(v, d) {
 						continue
 					}
 					if !ok {
@@ -64,14 +64,19 @@ func router(v *cluster.View) (all []Finding) {
 // justReplaced is the age of a pod up to which the router may not have connected to it.
 const justReplaced = time.Minute
 
-// replaced reports whether a pod of a node ends, or has just started, as in an update: the router does
-// not reach that node for some seconds.
-func replaced(v *cluster.View, d *cluster.Driver) bool {
-	return slices.ContainsFunc(d.NodePods(), func(p *cluster.Pod) bool {
-		now := v.Now.Add(v.ServerAhead)
-		return p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced ||
-			now.Sub(p.CreationTimestamp.Time) < justReplaced
-	})
+// starting returns the number of nodes whose pod ends, has just started, or is not ready, as in an
+// update: the router may not reach as many nodes. A pod on a node that is away does not count.
+func starting(v *cluster.View, d *cluster.Driver) int {
+	nodes, now := map[string]bool{}, v.Now.Add(v.ServerAhead)
+	for _, p := range d.NodePods() {
+		node := v.Node(p.Spec.NodeName)
+		ends := p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced
+		if ends || now.Sub(p.CreationTimestamp.Time) < justReplaced ||
+			!p.Ready() && node != nil && cluster.NodeReady(node) {
+			nodes[p.Spec.NodeName] = true
+		}
+	}
+	return len(nodes)
 }
 
 // certificateMessages are the reasons for which the two sides reject each other.
@@ -172,10 +177,15 @@ func leaders(v *cluster.View) (all []Finding) {
 			}
 		}
 		if len(leading) > 1 {
+			remedy := "scale the controller to one replica, and restore --leader-election of its sidecars"
+			if elects(d) {
+				remedy = "scale the controller to one replica, compare the clocks of its nodes, and report it with " +
+					"the logs of csi-sidecars: --leader-election is on"
+			}
 			all = append(all, Finding{Severity: Error, Object: object,
 				Cause:    "the sidecars of several pods lead at the same time",
 				Evidence: strings.Join(leading, ", ") + " run the provisioner",
-				Remedy:   "scale the controller to one replica, and restore --leader-election of its sidecars",
+				Remedy:   remedy,
 				Page:     pageLeaders + "#health-metrics-log"})
 		}
 	}

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -75,6 +76,15 @@ func pendingPod(c *fake.Cluster, claim string) {
 		Spec: corev1.PodSpec{Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodPending}})
+}
+
+// endingPod is a pod with a claim on node-1 whose grace period ended some time ago.
+func endingPod(c *fake.Cluster, claim string, ago time.Duration) {
+	pendingPod(c, claim)
+	p, end := fake.Get[*corev1.Pod](c, "app"), fake.Ago(ago)
+	p.DeletionTimestamp, p.Finalizers, p.Spec.NodeName, p.Status.Phase = &end, []string{"a/b"}, "node-1", corev1.PodRunning
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main",
+		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 }
 
 func waiting(p *corev1.Pod, reason, message string) {
@@ -214,7 +224,7 @@ var faults = map[string]struct {
 	}, "storage-metrics", []string{"TrashStuck"}},
 	"an incomplete object that stays": {func(c *fake.Cluster) {
 		c.Metric(node1, `causeway_storage_conditions{reason="SweepFailed"} 1`)
-	}, "storage-metrics", []string{"SweepFailed", "<root>/staging"}},
+	}, "storage-metrics", []string{"SweepFailed", "unmount what is mounted below <root>/staging", "chattr -i", "delete nothing there"}},
 	"a full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 1e+08") }, "storage-space", []string{"StorageAlmostFull"}},
 	"an almost full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 7e+08") }, "storage-space",
 		[]string{"less than a tenth"}},
@@ -228,8 +238,37 @@ var faults = map[string]struct {
 	"a sick volume": {func(c *fake.Cluster) {
 		c.Answer(controller1, "sidecars", "/metrics", 200, `csi_sidecars_volume_health_abnormal{driver_name="x",namespace="default",persistentvolumeclaim="c1",status="Degraded"} 1
 `)
-		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeConditionAbnormal", "SizeNotEnforced: quotas are off")
+		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeConditionAbnormal", "Degraded (SizeNotEnforced): quotas are off")
 	}, "volume-health", []string{"default/c1", "Degraded", "quotas are off", "size of the directory is not enforced", "prjquota"}},
+	"a damaged identity": {func(c *fake.Cluster) {
+		c.Answer(node1, "driver", "/readyz", 503, "identity.json of the root: damaged record: unexpected end of JSON input")
+	}, "driver-ready", []string{"first verify that the disk is that of this node", "<root>/volumes", "root-identity"}},
+	"a pod without an end": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		endingPod(c, "c1", 3*time.Minute)
+	}, "pods-that-end", []string{"Pod/default/app", "on node node-1, terminating for 3m", "containers that run: main", "crictl ps -a",
+		"logs " + node1 + " -c driver"}},
+	"a volume that is not on its node": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		pendingPod(c, "c1")
+		c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = NotFound desc = volume h`)
+	}, "pods-with-volumes", []string{"does not exist on its node", "look for the directory", "bring the disk back; only if"}},
+	"a stage that hangs": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		pendingPod(c, "c1")
+		c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = DeadlineExceeded desc = context deadline exceeded`)
+	}, "pods-with-volumes", []string{"cannot serve the call"}},
+	"a delete that hangs": {func(c *fake.Cluster) {
+		volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
+		c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = DeadlineExceeded desc = context deadline exceeded`)
+	}, "deletes", []string{"cannot be deleted", "cannot serve the call"}},
+	"a delete with texts that vary": {func(c *fake.Cluster) {
+		volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
+		for _, text := range []string{"x", "y"} {
+			c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = Unavailable desc = node node-2 does not answer: `+text)
+		}
+		fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-2)).LastTimestamp = fake.Ago(5 * time.Minute)
+	}, "deletes", []string{"cannot be deleted", "is away", ": y"}},
 	"a sick volume without an event": {func(c *fake.Cluster) {
 		c.Answer(controller1, "sidecars", "/metrics", 200, `csi_sidecars_volume_health_abnormal{driver_name="x",namespace="default",persistentvolumeclaim="c1",status="DataLoss"} 1
 `)
@@ -261,14 +300,14 @@ var faults = map[string]struct {
 	}, "leaders", []string{"no leader", "last renewed"}},
 	"two leaders": {func(c *fake.Cluster) {
 		c.Answer(controller2, "sidecars", "/metrics", 200, "csi_sidecars_controller_up{controller=\"provisioner\"} 1\n")
-	}, "leaders", []string{controller1 + ", " + controller2}},
+	}, "leaders", []string{controller1 + ", " + controller2, "compare the clocks", "--leader-election is on"}},
 	"two leaders without an election": {func(c *fake.Cluster) {
 		c.Answer(controller2, "sidecars", "/metrics", 200, "csi_sidecars_build_info 1\ncsi_sidecars_controller_up{controller=\"provisioner\"} 1\n")
 		all := fake.Get[*appsv1.Deployment](c, "causeway-controller").Spec.Template.Spec.Containers
 		for i := range all {
 			all[i].Args = slices.DeleteFunc(all[i].Args, func(a string) bool { return strings.HasPrefix(a, "--leader-election") })
 		}
-	}, "leaders", []string{controller1 + ", " + controller2, "leader-election"}},
+	}, "leaders", []string{controller1 + ", " + controller2, "restore --leader-election"}},
 	"two installations": {func(c *fake.Cluster) {
 		other := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
 		other.Namespace = "other"
@@ -425,6 +464,29 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
 			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
 		},
+		"a rollout of two nodes": func(c *fake.Cluster) {
+			c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
+			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
+			fake.Get[*corev1.Pod](c, "causeway-node-2").Status.Conditions[0].Status = corev1.ConditionFalse
+		},
+		"a stage during a copy": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = Aborted desc = volume h is being copied: it can be mounted later`)
+		},
+		"a growth and a class during an update": func(c *fake.Cluster) {
+			class := "fast"
+			claim := claim(c, "c1", corev1.ClaimBound)
+			claim.Spec.VolumeName, claim.Spec.VolumeAttributesClassName = volume(c, "pv-1").Name, &class
+			claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")}
+			for _, reason := range []string{"VolumeResizeFailed", "VolumeModifyFailed"} {
+				c.Event("PersistentVolumeClaim", "default", "c1", reason, `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
+			}
+		},
+		"a pod that just ended its grace period": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			endingPod(c, "c1", time.Minute)
+		},
 		"a lease that was just released": func(c *fake.Cluster) {
 			none := ""
 			fake.Get[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev").Spec.HolderIdentity = &none
@@ -446,6 +508,15 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 	for name, inject := range map[string]func(c *fake.Cluster){
 		"a snapshot without an end": func(c *fake.Cluster) { c.Custom = append(c.Custom, content(fake.Ago(time.Hour))) },
 		"a share":                   func(c *fake.Cluster) { started(c, time.Hour) },
+		"a partition during an update": func(c *fake.Cluster) {
+			c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
+			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
+		},
+		"another call that stays": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = Aborted desc = another call for "h" is running`)
+		},
 		"a lease without a holder": func(c *fake.Cluster) {
 			none, old := "", metav1.NewMicroTime(time.Now().Add(-3*time.Minute))
 			l := fake.Get[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
@@ -458,6 +529,101 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
+}
+
+// Tenants choose the names of files, and these are in messages.
+func TestTenantsDoNotChooseTheCause(t *testing.T) {
+	for text, want := range map[string]string{
+		`Degraded (CopyFailed): failed at "a; DataLoss (VolumeNotFound): b": lease`:       "Degraded CopyFailed",
+		`Degraded (CopyFailed): failed at "a; Degraded (VolumeNotFound)": lease`:          "Degraded CopyFailed",
+		`DataLoss (DataMissing): gone; Degraded (CopyFailed): failed at "VolumeNotFound"`: "Degraded CopyFailed",
+		`Inaccessible (DataUnreadable): a; b; Degraded (SizeNotEnforced)`:                 "Degraded SizeNotEnforced",
+		`DataLoss (DataMissing)`:                 "DataLoss DataMissing",
+		`VolumeNotFound: Degraded (CopyFailed)`:  "Degraded ",
+		`x; Degraded (VolumeNotFound): y`:        "Degraded ",
+		`Degraded (CopyFailed) (VolumeNotFound)`: "Degraded ",
+	} {
+		status, reason, _ := strings.Cut(want, " ")
+		if got, _ := reasonIn(text, status); got != reason {
+			t.Errorf("%s: %s", text, got)
+		}
+		if got, ok := reasonIn(text, "Unknown"); ok {
+			t.Errorf("%s: Unknown has the reason %s", text, got)
+		}
+	}
+	if got, ok := reasonIn(`Degraded (CopyFailed): failed at "a; DataLoss (VolumeNotFound): b"`, "DataLoss"); ok {
+		t.Errorf("a name of a file is the reason %s", got)
+	}
+	const copied = `rpc error: code = FailedPrecondition desc = copy "x/none of the 2 nodes is in any topology that the volume may ` +
+		`have/node n does not answer: refused our certificate": `
+	for text, want := range map[string]string{
+		copied + "a process holds a lease on the file and does not release it":                  pageConsistency,
+		copied + "directory tree is too deep":                                                   pageConsistency,
+		copied + "no progress for 1m0s":                                                         pageSnapshot,
+		`rpc error: code = Internal desc = copy "node n does not answer": input/output error`:   pageAnyCall,
+		`rpc error: code = Unavailable desc = //s/share: the server does not answer: timeout`:   pagePending,
+		`rpc error: code = Unavailable desc = a device does not answer: /dev/loop3`:             pagePodStart,
+		`rpc error: code = Unavailable desc = node node-2 (10.0.0.2:9810) does not answer: x`:   pageRouter,
+		`rpc error: code = Unavailable desc = no node that answers holds it: not all nodes ans`: pageRouter,
+	} {
+		if f := called("x", "x", text, "page"); f.Page != want {
+			t.Errorf("%s: %+v", text, f)
+		}
+	}
+}
+
+// Only a pod shows that a volume is not on its node.
+func TestCodesOfOtherCalls(t *testing.T) {
+	c := fake.Healthy()
+	claim(c, "c1", corev1.ClaimPending)
+	c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = NotFound desc = snapshot s`)
+	claim(c, "c2", corev1.ClaimPending)
+	c.Event("PersistentVolumeClaim", "default", "c2", "ProvisioningFailed", `rpc error: code = OutOfRange desc = 5 bytes`)
+	r := examine(t, c)
+	if len(r.Findings) != 2 {
+		t.Fatalf("%+v", r.Findings)
+	}
+	for _, f := range r.Findings {
+		if f.Page != pagePending || strings.Contains(f.Remedy, "delete the claim") || strings.Contains(f.Cause, "on its node") {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// TestTheConditionOfAStatus: the reason comes from the status of the claim, or else from the newest event
+// with the status of the metric.
+func TestTheConditionOfAStatus(t *testing.T) {
+	build := func(texts ...string) *fake.Cluster {
+		c := fake.Healthy()
+		c.Answer(controller1, "sidecars", "/metrics", 200, `csi_sidecars_volume_health_abnormal{namespace="default",persistentvolumeclaim="c1",status="Degraded"} 1
+`)
+		claim(c, "c1", corev1.ClaimBound)
+		for i, text := range texts {
+			c.Event("PersistentVolumeClaim", "default", "c1", "VolumeConditionAbnormal", text)
+			fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-1)).LastTimestamp = fake.Ago(time.Duration(10-i) * time.Minute)
+		}
+		return c
+	}
+	expect := func(c *fake.Cluster, words ...string) {
+		t.Helper()
+		f := examine(t, c).Findings
+		for _, w := range words {
+			if len(f) != 1 || !strings.Contains(f[0].Cause+"\n"+f[0].Evidence, w) {
+				t.Errorf("%s is not in %+v", w, f)
+			}
+		}
+	}
+	over := []string{"Degraded (CopyStalled): x", "Degraded (SizeNotEnforced): x", "Inaccessible (VolumeNotFound): x"}
+	expect(build(over...), "not enforced (SizeNotEnforced)")
+	c := build(over...)
+	fake.Get[*corev1.PersistentVolumeClaim](c, "c1").Status.HealthStatus = &corev1.VolumeHealthStatus{
+		HealthConditions: []corev1.VolumeHealthCondition{{Status: corev1.VolumeHealthInaccessible, Reason: "VolumeNotFound"},
+			{Status: corev1.VolumeHealthDegraded, Reason: "CopyFailed", Message: "VolumeNotFound"}}}
+	expect(c, "content (CopyFailed)", "Degraded (CopyFailed): VolumeNotFound")
+	expect(build("Inaccessible (VolumeNotFound): x"), "cause is not known")
+	c = build(over...)
+	c.Refuse["events"] = errors.New("forbidden: no right")
+	expect(c, "cause is not known", "events could not be read: forbidden")
 }
 
 func itoa(n int) string { return resource.NewQuantity(int64(n), resource.DecimalSI).String() }
@@ -512,6 +678,12 @@ func TestPagesExist(t *testing.T) {
 		for _, m := range list {
 			pages[m.page] = true
 		}
+	}
+	for _, m := range append(codeMessages, missingVolume) {
+		pages[cmp.Or(m.page, pagePodEnd)] = true
+	}
+	for _, m := range conditionMessages {
+		pages[m.page] = true
 	}
 	for _, l := range limits {
 		pages[l.page] = true

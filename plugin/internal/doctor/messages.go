@@ -47,6 +47,11 @@ func known(pattern, cause, remedy, page string) message {
 	return message{regexp.MustCompile(pattern), cause, remedy, page}
 }
 
+// about is a message that has no text of its own.
+func about(cause, remedy, page string) message {
+	return message{cause: cause, remedy: remedy, page: page}
+}
+
 // driverMessages are the reasons of /readyz and the last words of a driver that ended. The first
 // match counts.
 var driverMessages = []message{
@@ -64,8 +69,11 @@ var driverMessages = []message{
 		"return the disk to its node, or give the node its old name", pageNotReady),
 	known(`has no identity\.json and is not empty`, "the root has the files of another program",
 		"give the driver an empty directory", pageNotReady),
-	known(`identity\.json of the root: damaged record`, "the identity of the root is damaged: identity.json is torn or was edited",
-		"restore it from its copy root-identity in the state directory of the driver", pageNotReady),
+	known(`identity\.json of the root: damaged record`,
+		"the identity of the root is damaged: identity.json is torn or was edited",
+		"first verify that the disk is that of this node: compare ls <root>/volumes with the volume handles of "+
+			"the node's PersistentVolumes; only then restore identity.json from its copy root-identity in the "+
+			"state directory of the driver", pageNotReady),
 	known(`unexpected file type`, "another type of file is at a path of the driver in the root",
 		"move it away, and restore the original", pageNotReady),
 	known(`another process serves it`, "another driver runs on this root", "wait for its end, or end it", pageNotReady),
@@ -89,7 +97,9 @@ var driverMessages = []message{
 // sidecarMessages are those of csi-sidecars and csi-sidecars-node.
 var sidecarMessages = []message{
 	known(`permission denied`, "the sidecar may not open the driver's socket", "correct the user of the pod's containers: the message has the path, its owner and its mode", pageSidecars),
-	known(`[Cc]annot register the driver|registration`, "the driver is not registered with the kubelet: the registration directory is missing or read-only, or the kubelet refused the driver",
+	known(`[Cc]annot register the driver|registration`,
+		"the driver is not registered with the kubelet: the registration directory is missing or read-only, or the "+
+			"kubelet refused the driver",
 		"the message names the directory; if the kubelet's root is elsewhere, set kubeletDir", pageSidecars),
 	known(`forbidden|cannot (list|watch|get|create|patch|update)`, "the ServiceAccount lacks a right",
 		"apply the roles of the chart again", pageObjects),
@@ -118,15 +128,30 @@ var podMessages = []message{
 	known(`forbidden`, "the API server rejects the pods", "see the message", "docs/how-to/install.md#privileges"),
 }
 
-// callMessages are errors of calls, in events of claims, pods and contents.
+// callMessages are errors of calls, in events of claims, pods and contents. They are compared with the
+// text from its first "code = ". A tenant chooses the names of files in a message: messages with such
+// names come first, and those of the router are anchored.
 var callMessages = []message{
-	known(`in any topology that the volume may have`, "the topology of the claim or of its class has no node with the driver",
+	known(`^code = FailedPrecondition desc = .*(holds a lease|too deep|are being moved)`,
+		"the content of the volume cannot be copied as it is",
+		"the message names the entry; the page has the remedy for each reason", pageConsistency),
+	known(`^code = FailedPrecondition desc = .*(no progress for|an earlier copy still hangs|copies hang in)`,
+		"a copy hangs: a process in a pod holds the lock of a file", "end the pods that use the volume", pageSnapshot),
+	known(fromRouter+`none of the \d+ nodes is in any topology that the volume may have`,
+		"the topology of the claim or of its class has no node with the driver",
 		"run the driver on the node of the pod, or correct allowedTopologies of the class", pagePending),
-	known(`none of the \d+ nodes is in `, "the node that the claim names has no driver: its pod does not exist there, or the topology is that of no node",
+	known(fromRouter+`none of the \d+ nodes is in `,
+		"the node that the claim names has no driver: its pod does not exist there, or the topology "+
+			"is that of no node",
 		"run the driver there; if the topology is that of no node, correct allowedTopologies of the class", pageRouter),
-	known(`not all nodes answer|does not answer|none of the \d+ nodes|the nodes are not known yet|several addresses report|no node answers|no node has answered`,
-		"a node that the call needs is away", "bring the node back; if it is gone for good, name it in hostpath.forgottenNodes", pageRouter),
-	known(`refused our certificate|wrong CA|has expired|it refused us|is not valid before`, "the certificates of router and node do not match",
+	known(fromRouter+`(no node that answers holds it: |node [^"]* does not answer|not all nodes answer|`+
+		`none of the \d+ nodes|the nodes are not known yet|several addresses report|no node answers|`+
+		`no node has answered)`,
+		"a node that the call needs is away",
+		"bring the node back; if it is gone for good, name it in hostpath.forgottenNodes", pageRouter),
+	known(`^code = Unavailable desc = .*(refused our certificate|wrong CA|has expired|it refused us|`+
+		`is not valid before)`,
+		"the certificates of router and node do not match",
 		"replace the certificates", pageCerts),
 	known(`is unusable: damaged record`, "the record of the volume or snapshot is damaged", "see RecordUnreadable", pageVolume),
 	known(`the path of the data is obstructed`, "the path of the data is obstructed: another type of file is there, or nothing",
@@ -139,10 +164,6 @@ var callMessages = []message{
 		"repair the disk of the kubelet's directory; if the directory was removed, restart the driver of the node", pagePodStart),
 	known(`cannot copy it at a point in time`, "the volume is mounted, and the filesystem of the root has no reflinks",
 		"end the pods of the volume meanwhile, or use a root with reflinks", pageSnapshot),
-	known(`holds a lease|too deep|are being moved`, "the content of the volume cannot be copied as it is",
-		"the message names the entry; the page has the remedy for each reason", pageConsistency),
-	known(`no progress for|an earlier copy still hangs|copies hang in`, "a copy hangs: a process in a pod holds the lock of a file",
-		"end the pods that use the volume", pageSnapshot),
 	known(`has no directory \.causeway/work`, "the filesystem of the source is not mounted on the SMB server, or .causeway was removed",
 		"mount it on the server; if all volumes of the source are gone for good, make the directory", pagePending),
 	known(`is in the directory of volume|is the source of other volumes|directories of two volumes overlap`,
@@ -165,48 +186,87 @@ var callMessages = []message{
 	known(`too many open files|cannot allocate memory`, "the driver has too few files or too little memory", "raise the limit", pageAnyCall),
 	known(`(unknown|invalid|unexpected) parameter|code = InvalidArgument`, "a parameter, the filesystem or the access mode of the claim or its class is not possible",
 		"correct the class: the message names the value", pagePending),
-	known(`code = OutOfRange`, "the size does not fit on the disk of the volume", "set a smaller size in the claim, or free space", pageChange),
-	known(`code = ResourceExhausted|no space left`, "no node that the pod can run on has room", "free space, or permit other nodes", pagePending),
-	known(`is being copied|code = Aborted`, "another call for the same volume is running for long", "wait; if it stays, see the page", pageSnapshot),
-	known(`code = FailedPrecondition`, "the state of the volume does not permit the call", "see the message on the page", pagePodStart),
-	known(`code = NotFound`, "the volume does not exist on its node: its disk was lost or replaced",
-		"bring the disk back; if it is lost for good, delete the claim", pageReplace),
-	known(`code = DataLoss`, "data of the volume is lost", "restore it from a backup", pageVolume),
+	known(`a device does not answer`, "a loop device of the node does not answer",
+		"see dmesg on the node, and end the pod that uses the device", pagePodStart),
+}
+
+// fromRouter is the beginning of a message of the router.
+const fromRouter = `^code = \w+ desc = (the group is not made on all of its nodes yet: )?`
+
+// codeMessages are errors that only their code tells. Without a page, the page is that of the call.
+var codeMessages = []message{
+	known(`^code = OutOfRange`, "the size does not fit on the disk of the volume",
+		"set a smaller size in the claim, or free space", ""),
+	known(`^code = ResourceExhausted|no space left`, "no node that the pod can run on has room", "free space, or permit other nodes", pagePending),
+	known(`is being copied|^code = Aborted`, "another call for the same volume is running for long", "wait; if it stays, see the page", pageSnapshot),
+	known(`^code = FailedPrecondition`, "the state of the volume does not permit the call", "see the message on the page", pagePodStart),
+	known(`^code = NotFound`, "an object that the call needs does not exist",
+		"see the message and the page; delete nothing before you know that the data is lost", ""),
+	known(`^code = DataLoss`, "data of the volume is lost", "restore it from a backup", pageVolume),
 	known(`not found in the list of registered CSI drivers`, "the driver is not registered on the node of the pod", "see the pod of the driver on that node", pageSidecars),
 	known(`FailedScheduling|did not have enough free storage|node\(s\)`, "no node has room for the volume, or none of its nodes can run the pod",
 		"free space, or permit other nodes", pagePending),
-	known(`code = (Unavailable|DeadlineExceeded|Internal|Unknown)`, "the driver cannot serve the call now", "see the log of the driver", pageAnyCall),
+	known(`^code = (Unavailable|DeadlineExceeded|Internal|Unknown)`, "the driver cannot serve the call now", "see the log of the driver", pageAnyCall),
 }
 
-// conditionMessages are the reasons of the conditions of a volume, in the events of its claim.
-var conditionMessages = []message{
-	known(`RecordUnreadable`, "the record of the volume cannot be read (RecordUnreadable)",
+// missingVolume is the error NotFound of a pod: its volume is not on its node.
+var missingVolume = known(`^code = NotFound`,
+	"the volume does not exist on its node: its disk was lost or replaced, or its directory was moved",
+	lookFirst, pageReplace)
+
+// conditionMessages are the conditions of a volume, by reason.
+var conditionMessages = map[string]message{
+	"RecordUnreadable": about("the record of the volume cannot be read (RecordUnreadable)",
 		"restore the record that the event names, and restart the driver of the node", pageVolume),
-	known(`RecordOfNewerVersion`, "a newer release made the record of the volume (RecordOfNewerVersion)",
+	"RecordOfNewerVersion": about("a newer release made the record of the volume (RecordOfNewerVersion)",
 		"run that release, or a later one", pageVolume),
-	known(`DataMissing`, "the data of the volume is gone, or its path is obstructed (DataMissing)",
+	"DataMissing": about("the data of the volume is gone, or its path is obstructed (DataMissing)",
 		"move the data back to the path in the event, or restore it from a backup", pageVolume),
-	known(`VolumeNotFound`, "the volume does not exist on its node: its disk was lost or replaced, or the volume was deleted outside of Kubernetes (VolumeNotFound)",
-		"bring the disk back; if it is lost for good, delete the claim", pageReplace),
-	known(`ImageTruncated`, "the image is shorter than its record says (ImageTruncated)", "restore it from a backup", pageVolume),
-	known(`SizeNotEnforced`, "the size of the directory is not enforced (SizeNotEnforced)",
+	"VolumeNotFound": about("the volume does not exist on its node: its disk was lost or replaced, or "+
+		"the volume was moved or deleted outside of Kubernetes (VolumeNotFound)", lookFirst, pageReplace),
+	"ImageTruncated": about("the image is shorter than its record says (ImageTruncated)", "restore it from a backup",
+		pageVolume),
+	"SizeNotEnforced": about("the size of the directory is not enforced (SizeNotEnforced)",
 		"mount the root with prjquota, or enable quotas of btrfs; the event has the reason", pageVolume),
-	known(`FilesystemErrors`, "the filesystem in the image has found errors (FilesystemErrors)",
+	"FilesystemErrors": about("the filesystem in the image has found errors (FilesystemErrors)",
 		"see dmesg on the node, take a snapshot, and end the volume's pods", pageVolume),
-	known(`FilesystemReadOnly`, "the filesystem in the image is read-only after an error (FilesystemReadOnly)",
+	"FilesystemReadOnly": about("the filesystem in the image is read-only after an error (FilesystemReadOnly)",
 		"see dmesg on the node, take a snapshot, and end the volume's pods", pageVolume),
-	known(`FilesystemStalled`, "a freeze or the growth of the filesystem stalls (FilesystemStalled)",
+	"FilesystemStalled": about("a freeze or the growth of the filesystem stalls (FilesystemStalled)",
 		"end the pods that use the volume", pageVolume),
-	known(`FilesystemDown`, "the filesystem has shut itself down (FilesystemDown)",
+	"FilesystemDown": about("the filesystem has shut itself down (FilesystemDown)",
 		"see dmesg on the node, and end the volume's pods", pageVolume),
-	known(`CopyStalled`, "a snapshot or clone hangs at a file of the volume (CopyStalled)", "end the pods that use the volume", pageVolume),
-	known(`CopyFailed`, "the last snapshot or clone failed because of the volume's content (CopyFailed)",
+	"CopyStalled": about("a snapshot or clone hangs at a file of the volume (CopyStalled)",
+		"end the pods that use the volume", pageVolume),
+	"CopyFailed": about("the last snapshot or clone failed because of the volume's content (CopyFailed)",
 		"the event names the entry: see the messages on the page", pageVolume),
-	known(`DataUnreadable`, "the disk returns an error (DataUnreadable)", "see dmesg on the node", pageVolume),
-	known(`Credentials(NotChanged|NotVerified)`, "the mount has other credentials than the Secret",
-		"correct the Secret or the server, or delete the pods that use the volume", pageVolume),
-	known(`StagingMountLost`, "the staging path is no longer mounted (StagingMountLost)", "end the pods that use the volume", pageVolume),
+	"DataUnreadable": about("the disk returns an error (DataUnreadable)", "see dmesg on the node", pageVolume),
+	"CredentialsNotChanged": about("the mount has other credentials than the Secret (CredentialsNotChanged)",
+		"delete the pods that use the volume: it is then staged again", pageVolume),
+	"CredentialsNotVerified": about("the server has not accepted the changed Secret (CredentialsNotVerified)",
+		"correct the Secret or the server", pageVolume),
+	"StagingMountLost": about("the staging path is no longer mounted (StagingMountLost)",
+		"end the pods that use the volume", pageVolume),
+	"NodeForgotten": about("the node of the volume is in the list of forgotten nodes (NodeForgotten)",
+		"if the node exists, remove its name from hostpath.forgottenNodes; if not, see the steps of the page",
+		pageReplace),
+	"ServerUnreachable": about("the server of the share is away (ServerUnreachable)",
+		"repair the server or the network", pageSMB+"#conditions"),
+	"CredentialsRejected": about("the server rejects the credentials (CredentialsRejected)",
+		"correct the Secret of the share", pageSMB+"#conditions"),
+	"AccessDenied": about("the credentials have no rights on the share (AccessDenied)",
+		"correct the rights on the server", pageSMB+"#conditions"),
+	"ShareMissing": about("the server has no such share (ShareMissing)", "export the share again",
+		pageSMB+"#conditions"),
+	"DirectoryMissing": about("the directory of the volume is missing on the share (DirectoryMissing)",
+		"restore the directory on the server", pageSMB+"#conditions"),
+	"ShareFull": about("the share is full (ShareFull)", "delete files, or extend the filesystem of the share",
+		pageSMB+"#conditions"),
 }
+
+// lookFirst is the remedy for a volume that its node does not know. The data may exist elsewhere.
+const lookFirst = "look for the directory of the volume on the disks of the node and move it back, or bring the disk " +
+	"back; only if the data is lost for good, replace the node, and then delete the claim, as on the page"
 
 // explain returns the first known message in a text.
 func explain(text string, all []message) (message, bool) {

@@ -117,7 +117,7 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 		}
 		return &Finding{Severity: Warning, Object: p.Object(), Cause: "a pod of the driver does not end",
 			Evidence: "terminating since " + p.DeletionTimestamp.UTC().Format(time.RFC3339),
-			Remedy:   "see its node", Page: troubleshooting + "#a-pod-does-not-end"}
+			Remedy:   "see its node", Page: pagePodEnd}
 	}
 	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if f := containerFault(p, s); f != nil {

@@ -74,8 +74,9 @@ func trash(p *cluster.Pod) (all []Finding) {
 			all = append(all, Finding{Severity: Warning, Object: p.Object() + nodeOf(p),
 				Cause:    "an incomplete object of an earlier process keeps its space (SweepFailed)",
 				Evidence: "causeway_storage_conditions " + s.String(),
-				Remedy: "on the node: look for mounts and immutable files in <root>/staging, remove them, and " +
-					"restart the driver", Page: pageStorage})
+				Remedy: "on the node: unmount what is mounted below <root>/staging (findmnt -R), clear immutable " +
+					"flags there (lsattr -R, chattr -i), delete nothing there, and restart the driver",
+				Page: pageStorage})
 		}
 	}
 	return all
@@ -147,36 +148,4 @@ func shares(v *cluster.View) (all []Finding) {
 		}
 	}
 	return all
-}
-
-// volumeHealth reports the claims that the health monitor found in its last round.
-func volumeHealth(v *cluster.View) (all []Finding) {
-	for _, d := range v.Drivers {
-		for _, p := range d.ControllerPods() {
-			for _, s := range p.SidecarsMetrics.Samples("csi_sidecars_volume_health_abnormal") {
-				namespace, claim := s.Labels["namespace"], s.Labels["persistentvolumeclaim"]
-				all = append(all, unhealthy(v, namespace, claim, s.Labels["status"]))
-			}
-		}
-	}
-	return all
-}
-
-// unhealthy returns the finding of a volume with a condition. The event of the claim has the reason;
-// it may come later than the metric.
-func unhealthy(v *cluster.View, namespace, claim, status string) Finding {
-	f := Finding{Severity: Error, Object: "PersistentVolumeClaim/" + namespace + "/" + claim,
-		Cause: "the volume is not healthy", Evidence: "status " + status,
-		Remedy: "see the reason in the event on the page", Page: pageVolume}
-	for _, e := range v.EventsOf("PersistentVolumeClaim", namespace, claim) {
-		if e.Reason != "VolumeConditionAbnormal" {
-			continue
-		}
-		f.Evidence += "\n" + cluster.EventTime(e).UTC().Format(time.RFC3339) + " " + e.Message
-		if m, ok := explain(e.Message, conditionMessages); ok {
-			f.Cause, f.Remedy, f.Page = m.cause, m.remedy, m.page
-		}
-		break
-	}
-	return f
 }

@@ -1,0 +1,67 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+)
+
+// podsThatEnd finds pods with a claim of the drivers that do not end. A pod on a node that is away has
+// the finding of its node. The deletionTimestamp of a pod is the end of its grace period.
+func podsThatEnd(v *cluster.View) (all []Finding) {
+	volumes, now := ours(v), v.Now.Add(v.ServerAhead)
+	for i := range v.EndingPods {
+		p := &v.EndingPods[i]
+		node := v.Node(p.Spec.NodeName)
+		if p.DeletionTimestamp == nil || now.Sub(p.DeletionTimestamp.Time) < patience || !usesOurs(v, p, volumes) ||
+			node != nil && !cluster.NodeReady(node) {
+			continue
+		}
+		all = append(all, Finding{Severity: Error, Object: "Pod/" + p.Namespace + "/" + p.Name,
+			Cause: "a pod with a volume does not end", Evidence: endEvidence(p, now),
+			Remedy: "on the node: crictl ps -a shows whether a container still runs, as the kubelet unmounts after " +
+				"its end; then see the log of the driver on that node" + logOf(v, p.Spec.NodeName), Page: pagePodEnd})
+	}
+	return all
+}
+
+// endEvidence returns the node of a pod that ends, the time since its grace period, its containers that
+// run, and its finalizers.
+func endEvidence(p *corev1.Pod, now time.Time) string {
+	text := fmt.Sprintf("on node %s, terminating for %s after its grace period", p.Spec.NodeName,
+		now.Sub(p.DeletionTimestamp.Time).Round(time.Second))
+	var running []string
+	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if s.State.Running != nil {
+			running = append(running, s.Name)
+		}
+	}
+	if len(running) > 0 {
+		text += "\ncontainers that run: " + strings.Join(running, ", ")
+	}
+	if len(p.Finalizers) > 0 {
+		text += "\nfinalizers: " + strings.Join(p.Finalizers, ", ")
+	}
+	return text
+}
+
+// logOf returns the command for the logs of the drivers on a node, in brackets, or "".
+func logOf(v *cluster.View, node string) string {
+	var all []string
+	for _, d := range v.Drivers {
+		for _, p := range d.NodePods() {
+			if node != "" && p.Spec.NodeName == node {
+				all = append(all, "kubectl -n "+p.Namespace+" logs "+p.Name+" -c driver")
+			}
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(all, "; ") + ")"
+}

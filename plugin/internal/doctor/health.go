@@ -1,0 +1,119 @@
+package doctor
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+)
+
+// volumeHealth reports the claims that the health monitor found in its last round.
+func volumeHealth(v *cluster.View) (all []Finding) {
+	for _, d := range v.Drivers {
+		for _, p := range d.ControllerPods() {
+			for _, s := range p.SidecarsMetrics.Samples("csi_sidecars_volume_health_abnormal") {
+				namespace, claim := s.Labels["namespace"], s.Labels["persistentvolumeclaim"]
+				all = append(all, unhealthy(v, namespace, claim, s.Labels["status"])...)
+			}
+		}
+	}
+	return all
+}
+
+// unhealthy returns the findings of a volume with a status. The status of the claim has the present
+// conditions. It has none without the feature gate CSIVolumeHealth: then an event of the claim has
+// the reason, until it expires.
+func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding) {
+	object, evidence := "PersistentVolumeClaim/"+namespace+"/"+claim, "status "+status
+	for _, c := range conditionsOf(v, namespace, claim) {
+		if string(c.Status) == status {
+			all = append(all, condition(object, c.Reason, evidence+"\n"+
+				strings.TrimSuffix(fmt.Sprintf("%s (%s): %s", c.Status, c.Reason, c.Message), ": ")))
+		}
+	}
+	if len(all) > 0 {
+		return all
+	}
+	for _, e := range v.EventsOf("PersistentVolumeClaim", namespace, claim) {
+		if e.Reason != "VolumeConditionAbnormal" {
+			continue
+		}
+		if reason, ok := reasonIn(e.Message, status); ok {
+			return []Finding{condition(object, reason, evidence+"\n"+
+				cluster.EventTime(e).UTC().Format(time.RFC3339)+" "+e.Message)}
+		}
+	}
+	for _, s := range []cluster.Source{cluster.Claims, cluster.Events} {
+		if err := v.Unread(s); err != nil {
+			evidence += fmt.Sprintf("\n%s could not be read: %v", s, err)
+		}
+	}
+	return []Finding{condition(object, "", evidence)}
+}
+
+// condition returns the finding of a condition of a volume.
+func condition(object, reason, evidence string) Finding {
+	m, ok := conditionMessages[reason]
+	if !ok {
+		m = message{cause: "the volume is not healthy, and the cause is not known here",
+			remedy: "kubectl describe pvc has the reason while its event lasts; the page has the remedy of each reason",
+			page:   pageVolume}
+	}
+	return Finding{Severity: Error, Object: object, Cause: m.cause, Evidence: evidence, Remedy: m.remedy, Page: m.page}
+}
+
+// conditionsOf returns the conditions in the status of a claim.
+func conditionsOf(v *cluster.View, namespace, name string) []corev1.VolumeHealthCondition {
+	i := slices.IndexFunc(v.Claims, func(c corev1.PersistentVolumeClaim) bool {
+		return c.Namespace == namespace && c.Name == name
+	})
+	if i < 0 || v.Claims[i].Status.HealthStatus == nil {
+		return nil
+	}
+	return v.Claims[i].Status.HealthStatus.HealthConditions
+}
+
+// abnormal is the status, in metrics, of a driver that reports a VolumeCondition. It has no reasons.
+const abnormal = "Abnormal"
+
+// statuses are the statuses of conditions, in the order in which an event lists them.
+var statuses = []string{string(corev1.VolumeHealthDataLoss), string(corev1.VolumeHealthInaccessible),
+	string(corev1.VolumeHealthDegraded), "Unknown"}
+
+// phrase is the beginning of a condition in an event of the health monitor.
+var phrase = regexp.MustCompile(`^(\w+) \((\w+)\)(: |; |$)`)
+
+// reasonIn returns the reason of the first condition with a status in the text of an event, whose
+// conditions are joined by "; ". The message of a condition may have the name of a tenant's file, and
+// this name may look like a further condition. Such a name cannot replace a condition: conditions are
+// sorted by status, a phrase of a worse status than the one before it is ignored, and messages with
+// names of files belong to the status Degraded.
+func reasonIn(text, status string) (string, bool) {
+	if status == abnormal {
+		return "", !phrase.MatchString(text)
+	}
+	last := 0
+	for i, part := range strings.Split(text, "; ") {
+		m := phrase.FindStringSubmatch(part)
+		if m == nil && i == 0 {
+			return "", false
+		}
+		if m == nil {
+			continue
+		}
+		rank := slices.Index(statuses, m[1])
+		if rank < last {
+			continue // also an unknown status
+		}
+		if m[1] == status {
+			return m[2], true
+		}
+		last = rank
+	}
+	return "", false
+}
