@@ -23,10 +23,12 @@ const longCall = 15 * time.Minute
 // fromCode returns the text of an error from its code, or the whole text.
 func fromCode(text string) string { return text[max(0, strings.Index(text, "code = ")):] }
 
-// replaces reports whether an error of a call that began at since only shows that the driver of a node
-// was just replaced.
+// replaces reports whether an error of a call that began at since only shows that the driver or the
+// sidecar, which canceled the call, was just replaced.
 func replaces(v *cluster.View, text string, since time.Time) bool {
-	return strings.HasPrefix(fromCode(text), "code = Unavailable") && v.Now.Add(v.ServerAhead).Sub(since) < patience
+	code := fromCode(text)
+	passes := strings.HasPrefix(code, "code = Unavailable") || strings.HasPrefix(code, "code = Canceled")
+	return passes && v.Now.Add(v.ServerAhead).Sub(since) < patience
 }
 
 // waits reports whether an error of a call that copies nothing itself is no finding yet: the driver

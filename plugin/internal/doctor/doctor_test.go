@@ -469,6 +469,10 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
 			fake.Get[*corev1.Pod](c, "causeway-node-2").Status.Conditions[0].Status = corev1.ConditionFalse
 		},
+		"a call of a sidecar that was replaced": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
+			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", "rpc error: code = Canceled desc = context canceled")
+		},
 		"a stage during a copy": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 			pendingPod(c, "c1")
