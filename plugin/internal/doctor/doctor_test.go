@@ -224,7 +224,7 @@ var faults = map[string]struct {
 	}, "storage-metrics", []string{"TrashStuck"}},
 	"an incomplete object that stays": {func(c *fake.Cluster) {
 		c.Metric(node1, `causeway_storage_conditions{reason="SweepFailed"} 1`)
-	}, "storage-metrics", []string{"SweepFailed", "unmount what is mounted below <root>/staging", "chattr -i", "delete nothing there"}},
+	}, "storage-metrics", []string{"SweepFailed", "unmount everything below <root>/staging", "chattr -i", "delete nothing there"}},
 	"a full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 1e+08") }, "storage-space", []string{"StorageAlmostFull"}},
 	"an almost full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 7e+08") }, "storage-space",
 		[]string{"less than a tenth"}},

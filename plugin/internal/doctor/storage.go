@@ -74,7 +74,7 @@ func trash(p *cluster.Pod) (all []Finding) {
 			all = append(all, Finding{Severity: Warning, Object: p.Object() + nodeOf(p),
 				Cause:    "an incomplete object of an earlier process keeps its space (SweepFailed)",
 				Evidence: "causeway_storage_conditions " + s.String(),
-				Remedy: "on the node: unmount what is mounted below <root>/staging (findmnt -R), clear immutable " +
+				Remedy: "on the node: unmount everything below <root>/staging (findmnt -R), clear immutable " +
 					"flags there (lsattr -R, chattr -i), delete nothing there, and restart the driver",
 				Page: pageStorage})
 		}
