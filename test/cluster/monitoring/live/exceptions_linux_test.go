@@ -10,7 +10,7 @@ const (
 	defect      = "only a defect of the driver causes it; a unit test injects it"
 	unit        = "a state that the chart or Kubernetes prevents, or that lasts for moments; unit tests inject it"
 	resources   = "not done: the driver would need few files, or the machine little memory"
-	notEvident  = "not done: the kubelet writes no event about a pod that does not end"
+	notEvident  = "not done: unit tests inject pods that do not end"
 	otherKernel = "it needs another kernel, or a disk with errors; make test-vm has some of them"
 	slow        = "33 copies would have to hang at the same time, of which four start in a minute; a unit test injects it"
 	copies      = "a copy without reflinks that takes minutes; make test-cluster kills drivers in copies"
