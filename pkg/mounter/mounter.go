@@ -166,7 +166,7 @@ var (
 	ErrCredentials = errors.New("credentials of a mounted share not changed")
 )
 
-// Main must be the first call of a program that uses Freeze or Grow, or of TestMain. In a helper
+// Main must be the first call of a program that uses Freeze, Grow or Trim, or of TestMain. In a helper
 // process of a Host it does not return. Elsewhere it does nothing.
 func Main() { helper.Main(HelperTasks()) }
 

@@ -40,3 +40,18 @@ func TestKindsFlag(t *testing.T) {
 		}
 	}
 }
+
+// TestTrimIntervalFlag: 0 trims none, and a short interval would punch holes without a pause.
+func TestTrimIntervalFlag(t *testing.T) {
+	for interval, ok := range map[string]bool{"0": true, "1m": true, "168h": true, "1ns": false, "59s": false} {
+		var f Flags
+		set := flag.NewFlagSet("", flag.ContinueOnError)
+		f.Declare(set)
+		if err := set.Parse([]string{"--root=" + t.TempDir(), "--trim-interval=" + interval}); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Check("/kubelet", "/state"); (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "--trim-interval") {
+			t.Errorf("--trim-interval=%s: %v", interval, err)
+		}
+	}
+}

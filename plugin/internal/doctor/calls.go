@@ -31,15 +31,15 @@ func replaces(v *cluster.View, text string, since time.Time) bool {
 	return passes && v.Now.Add(v.ServerAhead).Sub(since) < patience
 }
 
-// waits reports whether an error of a call that copies nothing itself is no finding yet: the driver
-// was just replaced, or the volume is being copied.
+// waits reports whether an error of a mount or a delete, which began at since, is to be expected: the
+// driver was just replaced, or the volume is being copied. Later it is a finding.
 func waits(v *cluster.View, text string, since time.Time) bool {
 	copied := strings.HasPrefix(fromCode(text), "code = Aborted") && strings.Contains(text, "is being copied")
 	return replaces(v, text, since) || copied && v.Now.Add(v.ServerAhead).Sub(since) < longCall
 }
 
-// progress reports whether an error of a call that may copy is no finding yet: the driver was just
-// replaced, or the call takes long.
+// progress reports whether an error of a call for a new volume or snapshot, which began at since, is to
+// be expected: the driver was just replaced, or a copy takes long. Later it is a finding.
 func progress(v *cluster.View, text string, since time.Time) bool {
 	code := fromCode(text)
 	goesOn := strings.HasPrefix(code, "code = Aborted") || strings.HasPrefix(code, "code = DeadlineExceeded")
