@@ -24,10 +24,11 @@ const longCall = 15 * time.Minute
 func fromCode(text string) string { return text[max(0, strings.Index(text, "code = ")):] }
 
 // replaces reports whether an error of a call that began at since only shows that the driver or the
-// sidecar, which canceled the call, was just replaced.
+// sidecar, which canceled the call, was just replaced. A kubelet does not know the driver meanwhile.
 func replaces(v *cluster.View, text string, since time.Time) bool {
 	code := fromCode(text)
-	passes := strings.HasPrefix(code, "code = Unavailable") || strings.HasPrefix(code, "code = Canceled")
+	passes := strings.HasPrefix(code, "code = Unavailable") || strings.HasPrefix(code, "code = Canceled") ||
+		notRegistered.match.MatchString(code)
 	return passes && v.Now.Add(v.ServerAhead).Sub(since) < patience
 }
 

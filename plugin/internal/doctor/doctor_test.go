@@ -209,7 +209,7 @@ var faults = map[string]struct {
 			a.Ahead = -5 * time.Minute
 			c.Pods.Answers[pod+":9809/readyz"] = a
 		}
-	}, "clocks", []string{"Node/node-1", "-5m0s"}},
+	}, "clocks", []string{"Node/node-1", "is 5m0s behind that of the API server"}},
 	"unreadable records": {func(c *fake.Cluster) { c.Metric(node1, "causeway_unreadable_records 2") }, "storage-metrics",
 		[]string{"cannot be read", "causeway_unreadable_records 2"}},
 	"stalled copies": {func(c *fake.Cluster) { c.Metric(node1, "causeway_stalled_copies 1") }, "storage-metrics", []string{"copies hang"}},
@@ -246,7 +246,11 @@ var faults = map[string]struct {
 	"a pod without an end": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 		endingPod(c, "c1", 3*time.Minute)
+		c.Metric(node1, `causeway_csi_calls_total{method="NodeUnpublishVolume",code="FailedPrecondition"} 7`)
+		c.Metric(node1, `causeway_csi_calls_total{method="NodeUnpublishVolume",code="OK"} 9`)
+		c.Metric("causeway-node-2", `causeway_csi_calls_total{method="NodeUnpublishVolume",code="Unavailable"} 8`)
 	}, "pods-that-end", []string{"Pod/default/app", "on node node-1, terminating for 3m", "containers that run: main", "crictl ps -a",
+		"since the start of the driver: NodeUnpublishVolume failed 7 times with code = FailedPrecondition\non the node:",
 		"logs " + node1 + " -c driver"}},
 	"a volume that is not on its node": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
@@ -327,6 +331,10 @@ var faults = map[string]struct {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = ResourceExhausted desc = none of the 2 nodes is in any topology that the volume may have`)
 	}, "claims", []string{"the topology of the claim", "allowedTopologies"}},
+	"a claim for a node without the driver": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", "error generating accessibility requirements: no topology key found for node node-1")
+	}, "claims", []string{"not registered on the node", "see the pod of the driver"}},
 	"an overlap of directories": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = FailedPrecondition desc = the directories of two volumes overlap`)
@@ -472,6 +480,16 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		"a call of a sidecar that was replaced": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
 			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", "rpc error: code = Canceled desc = context canceled")
+		},
+		"a node whose driver was replaced": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
+			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed",
+				"error generating accessibility requirements: no topology key found for node node-1")
+			claim(c, "c2", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-2").Name
+			pendingPod(c, "c2")
+			fake.Get[*corev1.Pod](c, "app").CreationTimestamp = fake.Ago(time.Minute)
+			c.Event("Pod", "default", "app", "FailedMount", "MountVolume.MountDevice failed for volume \"pv-2\" : kubernetes.io/csi: "+
+				"attacher.MountDevice failed to create newCsiDriverClient: driver name hostpath.csi.causeway.dev not found in the list of registered CSI drivers")
 		},
 		"a stage during a copy": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name

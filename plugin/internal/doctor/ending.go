@@ -23,7 +23,7 @@ func podsThatEnd(v *cluster.View) (all []Finding) {
 			continue
 		}
 		all = append(all, Finding{Severity: Error, Object: "Pod/" + p.Namespace + "/" + p.Name,
-			Cause: "a pod with a volume does not end", Evidence: endEvidence(p, now),
+			Cause: "a pod with a volume does not end", Evidence: endEvidence(p, now) + failedUnmounts(v, p.Spec.NodeName),
 			Remedy: "on the node: crictl ps -a shows whether a container still runs, as the kubelet unmounts after " +
 				"its end; then see the log of the driver on that node" + logOf(v, p.Spec.NodeName), Page: pagePodEnd})
 	}
@@ -48,6 +48,28 @@ func endEvidence(p *corev1.Pod, now time.Time) string {
 		text += "\nfinalizers: " + strings.Join(p.Finalizers, ", ")
 	}
 	return text
+}
+
+// failedUnmounts returns the calls for an unmount that the drivers of a node have rejected since their
+// start: the kubelet has them in its log only.
+func failedUnmounts(v *cluster.View, node string) string {
+	var all []string
+	for _, d := range v.Drivers {
+		for _, p := range d.NodePods() {
+			for _, s := range p.DriverMetrics.Samples("causeway_csi_calls_total") {
+				method, code := s.Labels["method"], s.Labels["code"]
+				isUnmount := method == "NodeUnpublishVolume" || method == "NodeUnstageVolume"
+				if p.Spec.NodeName == node && isUnmount && code != "OK" {
+					all = append(all, fmt.Sprintf("%s failed %v times with code = %s", method, s.Value, code))
+				}
+			}
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	slices.Sort(all)
+	return "\nsince the start of the driver: " + strings.Join(all, ", ")
 }
 
 // logOf returns the command for the logs of the drivers on a node, in brackets, or "".

@@ -203,11 +203,15 @@ var codeMessages = []message{
 	known(`^code = NotFound`, "an object that the call needs does not exist",
 		"see the message and the page; delete nothing before you know that the data is lost", ""),
 	known(`^code = DataLoss`, "data of the volume is lost", "restore it from a backup", pageVolume),
-	known(`not found in the list of registered CSI drivers`, "the driver is not registered on the node of the pod", "see the pod of the driver on that node", pageSidecars),
+	notRegistered,
 	known(`FailedScheduling|did not have enough free storage|node\(s\)`, "no node has room for the volume, or none of its nodes can run the pod",
 		"free space, or permit other nodes", pagePending),
 	known(`^code = (Unavailable|DeadlineExceeded|Internal|Unknown)`, "the driver cannot serve the call now", "see the log of the driver", pageAnyCall),
 }
+
+// notRegistered is the error of a kubelet, and of the provisioner about a node, that do not know the driver.
+var notRegistered = known(`not found in the list of registered CSI drivers|^error generating accessibility requirements: no topology key found for node `,
+	"the driver is not registered on the node of the pod", "see the pod of the driver on that node", pageSidecars)
 
 // missingVolume is the error NotFound of a pod: its volume is not on its node.
 var missingVolume = known(`^code = NotFound`,

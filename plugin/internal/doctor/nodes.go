@@ -135,8 +135,8 @@ func nodesOfVolumes(v *cluster.View) (all []Finding) {
 		all = append(all, Finding{Severity: Warning, Object: "Node/" + name,
 			Cause:    "PersistentVolumes are on a node that is not in the cluster",
 			Evidence: "PersistentVolumes " + firstFew(gone[name], 5),
-			Remedy:   "bring the node back, or delete their claims and name the node in hostpath.forgottenNodes",
-			Page:     pageReplace})
+			Remedy: "bring the node or its disks back; only if the data is lost for good, name the node in " +
+				"hostpath.forgottenNodes, and then delete the claims, as on the page", Page: pageReplace})
 	}
 	return all
 }
@@ -159,10 +159,14 @@ func clocks(v *cluster.View) (all []Finding) {
 			}
 			seen[p.Spec.NodeName] = true
 			if skew := a.Ahead - v.ServerAhead; skew.Abs() > maxSkew {
+				direction := "ahead of"
+				if skew < 0 {
+					direction = "behind"
+				}
 				all = append(all, Finding{Severity: Warning, Object: "Node/" + p.Spec.NodeName,
 					Cause: "the clock of the node and that of the API server differ: certificates look expired " +
 						"or not yet valid",
-					Evidence: fmt.Sprintf("the clock of the node is %s ahead of that of the API server", skew),
+					Evidence: fmt.Sprintf("the clock of the node is %s %s that of the API server", skew.Abs(), direction),
 					Remedy:   "synchronize the clock of the node (NTP)", Page: pageCerts})
 			}
 		}
