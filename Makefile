@@ -108,7 +108,7 @@ e2e-smb-smoke: ## run a part of e2e-smb
 test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail under pods that write, on two guests (25 minutes; root, Debian 12)
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 90m -v ./outages
-test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas (3 minutes; root, Debian 12)
+test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas, and give it a wrong clock (3 minutes; root, Debian 12)
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./quotas
 test-switches: ## use optional features of Kubernetes in a cluster on this machine: placement by capacity, user namespaces, growth (6 minutes; root, Debian 12)

@@ -1,4 +1,5 @@
-package live
+// Package doctortest runs kubectl causeway doctor in tests.
+package doctortest
 
 import (
 	"bytes"
@@ -15,18 +16,20 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/test/cluster/chart"
+	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 )
 
-// finding and report are the output of doctor.
-type finding struct{ Check, Severity, Object, Cause, Evidence, Remedy, Page string }
+// Finding and Report are the output of doctor.
+type Finding struct{ Check, Severity, Object, Cause, Evidence, Remedy, Page string }
 
-type report struct {
+// Report has the findings of a run.
+type Report struct {
 	Checks     int
-	Findings   []finding
+	Findings   []Finding
 	NotChecked []struct{ Check, Reason string }
 }
 
-func (r report) String() string {
+func (r Report) String() string {
 	var b strings.Builder
 	for _, f := range r.Findings {
 		fmt.Fprintf(&b, "%s: %s: %s\n  evidence: %s\n  remedy: %s\n  page: %s\n", f.Check, f.Object, f.Cause, f.Evidence,
@@ -38,9 +41,12 @@ func (r report) String() string {
 	return b.String()
 }
 
-// buildDoctor builds kubectl causeway, and returns a function that runs doctor and returns the report
-// and the exit code. Each part of a finding must have a text.
-func buildDoctor(t *testing.T) func(args ...string) (report, int) {
+// Doctor runs doctor with further arguments. It returns the report and the exit code. Each part of a
+// finding must have a text.
+type Doctor func(t *testing.T, args ...string) (Report, int)
+
+// Build builds kubectl causeway for a cluster.
+func Build(t *testing.T, kube kubectl.Kubectl) Doctor {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "kubectl-causeway")
 	build := exec.Command("go", "-C", filepath.Join(chart.Sources(), "plugin"), "build", "-o", program,
@@ -49,7 +55,7 @@ func buildDoctor(t *testing.T) func(args ...string) (report, int) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	return func(args ...string) (r report, code int) {
+	return func(t *testing.T, args ...string) (r Report, code int) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 3*time.Minute)
 		defer cancel()
@@ -63,7 +69,7 @@ func buildDoctor(t *testing.T) func(args ...string) (report, int) {
 		}
 		code = cmd.ProcessState.ExitCode()
 		if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
-			return report{NotChecked: []struct{ Check, Reason string }{{"doctor", stderr.String()}}}, code
+			return Report{NotChecked: []struct{ Check, Reason string }{{"doctor", stderr.String()}}}, code
 		}
 		for _, f := range r.Findings {
 			if slices.Contains([]string{f.Check, f.Severity, f.Object, f.Cause, f.Evidence, f.Remedy, f.Page}, "") {

@@ -15,6 +15,7 @@ const (
 	pageTrouble  = "docs/how-to/troubleshooting.md"
 	pagePending  = pageTrouble + "#a-claim-stays-pending"
 	pagePodStart = pageTrouble + "#a-pod-does-not-start"
+	pagePodEnd   = pageTrouble + "#a-pod-does-not-end"
 	pageSnapshot = pageTrouble + "#a-snapshot-or-a-clone-fails"
 	pageChange   = pageTrouble + "#a-volume-does-not-grow-or-change"
 	pageDelete   = pageTrouble + "#a-volume-or-a-snapshot-is-not-deleted"
@@ -27,6 +28,7 @@ const (
 
 // claimSteps are faults of claims, pods, snapshots and deletions.
 func claimSteps() []step {
+	const neverEnds = "a pod with a volume does not end"
 	return []step{{name: "claims", begin: (*scene).retriesLater, faults: []fault{
 		{name: "an unknown parameter",
 			rows: []string{"A claim stays Pending: INVALID_ARGUMENT"},
@@ -132,7 +134,46 @@ func claimSteps() []step {
 				s.on(nodes[0], "mkdir -p "+held+" && mount --bind "+data(id)+" "+held)
 				s.kubectl("delete", "pvc", "held", "--wait=false")
 			}},
+	}}, {name: "pods that do not end", faults: []fault{
+		{name: "a mount in a target",
+			rows:  []string{"A pod does not end: FAILED_PRECONDITION"},
+			named: []want{{"pods-that-end", "Pod/default/inside", neverEnds, "see the log of the driver", pagePodEnd}},
+			cause: func(s *scene) {
+				s.use(volumeOf{name: "inside"})
+				inside := s.target("inside") + "/inside"
+				s.later(func() { s.on(nodes[0], "umount "+inside) })
+				s.on(nodes[0], "mkdir "+inside+" && mount -t tmpfs none "+inside)
+				s.kubectl("delete", "pod", "inside", "--wait=false")
+			}},
+		{name: "a file instead of a target",
+			rows:  []string{"A pod does not end: INVALID_ARGUMENT, `this driver has not made the file`"},
+			named: []want{{"pods-that-end", "Pod/default/unmarked", neverEnds, "see the log of the driver", pagePodEnd}},
+			cause: func(s *scene) {
+				s.use(volumeOf{name: "unmarked", node: &nodes[1]})
+				target := s.target("unmarked")
+				s.later(func() { s.on(nodes[1], "rm "+target) })
+				s.on(nodes[1], "umount "+target+" && rmdir "+target+" && touch "+target)
+				s.kubectl("delete", "pod", "unmarked", "--wait=false")
+			}},
+		{name: "a driver with few files",
+			rows:  []string{"Errors of any call: UNAVAILABLE, `too many open files`, `cannot allocate memory`"},
+			named: []want{{"claims", "PersistentVolumeClaim/default/few", "too few files", "raise the limit", pageTrouble + "#errors-of-any-call"}},
+			also:  []want{{check: "driver-ready", object: "on node-1"}},
+			cause: func(s *scene) {
+				const find = "p=$(pgrep -f '^/usr/bin/driver --mode=node'); "
+				s.later(func() { s.on(nodes[0], find+"prlimit --pid $p --nofile=1024:") })
+				s.on(nodes[0], find+"prlimit --pid $p --nofile=$(($(ls /proc/$p/fd | sort -n | tail -n1) + 3)):")
+				s.claimOf(class("few", driverName, "Immediate", "kind: directory", only(nodes[0].Name)), "few", "1Mi")
+			}},
 	}}}
+}
+
+// target returns the path at which a claim is mounted for its pod.
+func (s *scene) target(claim string) string {
+	s.Helper()
+	uid := s.kubectl("get", "pod", claim, "-o", "jsonpath={.metadata.uid}")
+	return "/var/lib/kubelet/pods/" + uid + "/volumes/kubernetes.io~csi/" +
+		s.kubectl("get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}") + "/mount"
 }
 
 // only returns the line of a class for volumes on one node.

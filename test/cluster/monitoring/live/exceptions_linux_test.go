@@ -9,8 +9,6 @@ const (
 	refers      = "the row refers to another row"
 	defect      = "only a defect of the driver causes it; a unit test injects it"
 	unit        = "a state that the chart or Kubernetes prevents, or that lasts for moments; unit tests inject it"
-	resources   = "not done: the driver would need few files, or the machine little memory"
-	notEvident  = "not done: unit tests inject pods that do not end"
 	otherKernel = "it needs another kernel, or a disk with errors; make test-vm has some of them"
 	slow        = "33 copies would have to hang at the same time, of which four start in a minute; a unit test injects it"
 	copies      = "a copy without reflinks that takes minutes; make test-cluster kills drivers in copies"
@@ -22,26 +20,25 @@ const (
 // exceptions are rows and alerts without a fault, with their reasons. "HEADING: *" are all rows of a
 // section without a fault.
 var exceptions = map[string]string{
-	"Windows nodes: *":                                    windows,
-	"Changed blocks are not served: *":                    unit,
-	"Errors of any call: ABORTED":                         noFault,
-	"Errors of any call: UNAVAILABLE, with a node's name": refers,
-	"Errors of any call: UNAVAILABLE, `too many open files`, `cannot allocate memory`":                                  resources,
-	"Errors of any call: UNAVAILABLE, `too many helper processes`":                                                      slow,
-	"Errors of any call: UNAVAILABLE, any other text":                                                                   refers,
-	"A claim stays Pending: RESOURCE_EXHAUSTED, right after a delete":                                                   noFault,
-	"A claim stays Pending: ABORTED, `another process of the driver`":                                                   noFault,
-	"A claim stays Pending: ALREADY_EXISTS":                                                                             unit,
-	"A pod does not start: ABORTED, `is being copied`":                                                                  copies,
-	"A pod does not start: UNAVAILABLE, `a device does not answer: /dev/loop…`":                                         otherKernel,
-	"A pod does not start: INVALID_ARGUMENT, `was moved or replaced during the mount`, `leads through a symbolic link`": unit,
-	"A pod does not start: UNAUTHENTICATED, PERMISSION_DENIED":                                                          cifs,
-	"A pod does not start: UNIMPLEMENTED, `the kernel cannot mount SMB shares`":                                         cifs,
-	"A pod does not start: FAILED_PRECONDITION, `has the Kerberos tickets of`":                                          cifs,
-	"A pod does not start: ALREADY_EXISTS":                                                                              unit,
-	"A pod does not start: FAILED_PRECONDITION, `the filesystem is read-only`":                                          unit,
-	"A pod does not start: FAILED_PRECONDITION":                                                                         unit,
-	"A pod does not end: *": notEvident,
+	"Windows nodes: *":                                                          windows,
+	"Changed blocks are not served: *":                                          unit,
+	"Errors of any call: ABORTED":                                               noFault,
+	"Errors of any call: UNAVAILABLE, with a node's name":                       refers,
+	"Errors of any call: UNAVAILABLE, `too many helper processes`":              slow,
+	"Errors of any call: UNAVAILABLE, any other text":                           refers,
+	"A claim stays Pending: RESOURCE_EXHAUSTED, right after a delete":           noFault,
+	"A claim stays Pending: ABORTED, `another process of the driver`":           noFault,
+	"A claim stays Pending: ALREADY_EXISTS":                                     unit,
+	"A pod does not start: ABORTED, `is being copied`":                          copies,
+	"A pod does not start: UNAVAILABLE, `a device does not answer: /dev/loop…`": otherKernel,
+	"A pod does not start: INVALID_ARGUMENT, `was moved or replaced during the mount`, `leads through a symbolic link`":                      unit,
+	"A pod does not start: UNAUTHENTICATED, PERMISSION_DENIED":                                                                               cifs,
+	"A pod does not start: UNIMPLEMENTED, `the kernel cannot mount SMB shares`":                                                              cifs,
+	"A pod does not start: FAILED_PRECONDITION, `has the Kerberos tickets of`":                                                               cifs,
+	"A pod does not start: ALREADY_EXISTS":                                                                                                   unit,
+	"A pod does not start: FAILED_PRECONDITION, `the filesystem is read-only`":                                                               unit,
+	"A pod does not start: FAILED_PRECONDITION":                                                                                              unit,
+	"A pod does not end: UNAVAILABLE, `other calls wait for servers that do not answer`":                                                     cifs,
 	"A volume does not grow or change: FAILED_PRECONDITION, `in use: without CAP_SYS_RESOURCE it can be grown only when it is staged again`": otherKernel,
 	"A volume does not grow or change: UNAVAILABLE, `no space left on device`, `read-only file system`":                                      unit,
 	"A snapshot or a clone fails: DEADLINE_EXCEEDED, then ABORTED, `bytes so far`":                                                           copies,

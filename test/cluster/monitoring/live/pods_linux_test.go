@@ -104,7 +104,7 @@ func podSteps() []step {
 					s.addFlag("daemonset", "causeway-node", 1, "--csi-address=/csi/other.sock")
 				}},
 			{name: "a socket that the sidecar may not open", alerts: []string{"CausewaySidecarsNotReady"},
-				rows: []string{"The sidecars are not ready: `Cannot open the driver's socket … permission denied`"},
+				rows: []string{"The sidecars are not ready: `Cannot open the driver's socket … permission denied`, `dial unix …: connect: permission denied`"},
 				named: []want{{"sidecars-ready", "Pod/causeway-controller-", "may not open the driver's socket",
 					"user of the pod's containers", "docs/how-to/troubleshooting.md#the-sidecars-are-not-ready"}},
 				also: []want{{check: "pods"}},
@@ -116,16 +116,26 @@ func podSteps() []step {
 		}},
 		{name: "a directory of the kubelet", faults: []fault{
 			{name: "a registration directory that cannot be written",
-				rows: []string{"The sidecars are not ready: `Cannot register the driver`"},
+				rows: []string{"The sidecars are not ready: `Cannot register the driver`, `the registration socket …`"},
 				named: []want{{"sidecars-ready", "on " + "node-2", "not registered with the kubelet", "set kubeletDir",
 					"docs/how-to/troubleshooting.md#the-sidecars-are-not-ready"},
 					{"registration", "Node/node-2", "the kubelet of the node does not know the driver", "csi-sidecars-node",
 						"docs/how-to/troubleshooting.md#the-sidecars-are-not-ready"}},
 				cause: func(s *scene) {
-					s.later(func() { s.on(nodes[1], "chattr -i /var/lib/kubelet/plugins_registry") })
-					s.on(nodes[1], "rm -f /var/lib/kubelet/plugins_registry/*; chattr +i /var/lib/kubelet/plugins_registry")
+					const directory = "/var/lib/kubelet/plugins_registry"
+					s.use(volumeOf{name: "unregistered", node: &nodes[1], without: true})
+					s.later(func() { s.replacePods(nodes[1]) }) // the container has a mount of its own
+					s.later(func() { s.on(nodes[1], "umount "+directory) })
+					s.on(nodes[1], "rm -f "+directory+"/*; mount --bind "+directory+" "+directory+" && mount -o remount,bind,ro "+directory)
 					s.replacePods(nodes[1])
 				}},
+			{name: "a pod on a node without the driver",
+				rows: []string{"A pod does not start: no code, `not found in the list of registered CSI drivers`"},
+				named: []want{{"pods-with-volumes", "Pod/default/unregistered", "the driver is not registered on the node", "see the pod of the driver",
+					"docs/how-to/troubleshooting.md#the-sidecars-are-not-ready"}},
+				cause: func(s *scene) { s.apply(pod("unregistered", nodes[1].Name, "unregistered")) }},
+		}},
+		{name: "no controller", faults: []fault{
 			{name: "no controller", alerts: []string{"CausewayControllerMissing"},
 				named: []want{{"workloads", "Deployment/causeway-controller", "scaled to 0", "--replicas=2",
 					"docs/how-to/node-failures.md"}},

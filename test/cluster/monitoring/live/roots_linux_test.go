@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
@@ -35,7 +36,7 @@ func restarted(n int, change, repair string) func(*scene) {
 func rootSteps() []step {
 	ready := "The driver is not ready: "
 	return []step{
-		{name: "lost roots", faults: []fault{
+		{name: "lost roots", begin: (*scene).inlineVolume, faults: []fault{
 			{name: "a lost root", alerts: []string{"CausewayNotReady"},
 				rows:  []string{ready + "`has no identity.json, but … was served here: is its disk mounted?`"},
 				named: []want{notReady(0, "the root is lost", "--lost-roots")}, also: whileNotReady(),
@@ -49,16 +50,20 @@ func rootSteps() []step {
 					s.later(func() { s.on(nodes[1], "umount -l "+root) })
 					s.on(nodes[1], "mount -t tmpfs none "+root)
 				}},
+			{name: "a pod with an inline volume",
+				rows:  []string{"A pod does not end: UNAVAILABLE, with an inline volume"},
+				named: []want{{"pods-that-end", "Pod/default/inline", "a pod with a volume does not end", "see the log of the driver", pagePodEnd}},
+				cause: func(s *scene) { s.kubectl("delete", "pod", "inline", "--wait=false") }},
 		}},
 		{name: "wrong roots", faults: []fault{
-			{name: "the disk of another node",
-				rows:  []string{ready + "`belongs to node \"…\"`"},
-				named: []want{notReady(0, "the root is foreign", "return the disk to its node")}, also: whileNotReady(),
-				cause: func(s *scene) { s.exchange(nodes[0], root+"/identity.json", s.identity(nodes[1])) }},
 			{name: "the wrong disk",
 				rows:  []string{ready + "`is …, but … was served here: is the right disk mounted?`"},
 				named: []want{notReady(1, "the root is that of another disk", "mount the right disk")}, also: whileNotReady(),
 				cause: func(s *scene) { s.exchange(nodes[1], state+"/root-identity", s.identity(nodes[0])) }},
+			{name: "the disk of another node", // after the wrong disk, which needs the identity of the first node
+				rows:  []string{ready + "`belongs to node \"…\"`"},
+				named: []want{notReady(0, "the root is foreign", "return the disk to its node")}, also: whileNotReady(),
+				cause: func(s *scene) { s.exchange(nodes[0], root+"/identity.json", s.identity(nodes[1])) }},
 		}},
 		{name: "a damaged identity", faults: []fault{
 			{name: "a damaged identity", rows: []string{ready + "`identity.json of the root: damaged record`"},
@@ -235,6 +240,18 @@ func (s *scene) rootInMemory() {
 		"mount --bind /run/fresh "+root+" && umount -l /run/fresh && rmdir /run/fresh")
 	s.later(func() { s.on(nodes[1], "umount -l "+root) })
 	s.restartDriver(nodes[1])
+}
+
+// inlineVolume starts a pod with an inline volume on the second node.
+func (s *scene) inlineVolume() {
+	s.Helper()
+	s.later(func() { s.kubectl("delete", "pod", "inline", "--ignore-not-found") })
+	s.apply(strings.Replace(pod("inline", nodes[1].Name), "volumes: []",
+		"volumes: [{name: inline, csi: {driver: "+driverName+", volumeAttributes: {size: 1Mi}}}]", 1))
+	livetest.Until(s.T, "the pod with an inline volume", func() error {
+		_, err := s.try("wait", "pod/inline", "--for=condition=Ready", "--timeout=10s")
+		return err
+	})
 }
 
 // identity returns the identity of the root of a node.

@@ -11,12 +11,10 @@ import (
 	"encoding/pem"
 	"fmt"
 	"math/big"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
 
 // certificate describes the certificates of router and nodes.
@@ -77,12 +75,7 @@ func routerSteps() []step {
 				named: []want{{"claims", "PersistentVolumeClaim/default/all-nodes", "a node that the call needs is away",
 					"bring the node back", pageRouter}},
 				cause: func(s *scene) {
-					livetest.Until(s.T, "the router to know of it", func() error {
-						if r, _ := s.doctor(); !slices.ContainsFunc(r.Findings, func(f finding) bool { return f.Check == "router" }) {
-							return fmt.Errorf("the report is\n%s", r)
-						}
-						return nil
-					})
+					s.finds("router", "")
 					s.claimOf(class("all-nodes", driverName, "Immediate", "kind: directory"), "all-nodes", "1Mi")
 				}},
 		}},

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/test/cluster/internal/doctortest"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
 
@@ -28,8 +29,15 @@ type fault struct {
 	cause func(*scene)
 }
 
+type (
+	finding = doctortest.Finding
+	report  = doctortest.Report
+)
+
 // want is a finding: its check, parts of the object, the cause and the remedy, and its page.
 type want struct{ check, object, cause, remedy, page string }
+
+func is(f finding) func(want) bool { return func(w want) bool { return w.is(f) } }
 
 func (w want) is(f finding) bool {
 	return w.check == f.Check && strings.Contains(f.Object, w.object) && strings.Contains(f.Cause, w.cause) &&
@@ -54,17 +62,38 @@ type summary struct {
 	injected, named int
 	withoutFinding  int // faults that alerts report, and doctor does not
 	missed, false   []string
+	unproven        []string // rows whose message no finding has
 	fired, resolved map[string]bool
 	lasting         map[string]bool
+	early           []string // lasting alerts that fired before their first fault
+	consequences    map[string]bool
 }
 
 // scene is a step of a test.
 type scene struct {
 	*prometheus
-	doctor  func(args ...string) (report, int)
+	examine doctortest.Doctor
 	summary *summary
 	repairs *[]func()
 	args    *[]string // of doctor
+}
+
+// doctor runs doctor with further arguments, and returns the report and the exit code.
+func (s *scene) doctor(args ...string) (report, int) {
+	s.Helper()
+	return s.examine(s.T, args...)
+}
+
+// finds waits until doctor has a finding of a check.
+func (s *scene) finds(check, object string) {
+	s.Helper()
+	livetest.Until(s.T, "a finding of the check "+check+" "+object, func() error {
+		r, _ := s.doctor()
+		if !slices.ContainsFunc(r.Findings, want{check: check, object: object}.is) {
+			return fmt.Errorf("the report is\n%s", r)
+		}
+		return nil
+	})
 }
 
 // later has the end of the step repair a part of a fault: the last part first.
@@ -87,8 +116,9 @@ func (s *scene) repair() {
 
 func begin(t *testing.T) *scene {
 	t.Helper()
-	s := &scene{prometheus: start(t), doctor: buildDoctor(t), repairs: &[]func(){}, args: &[]string{},
-		summary: &summary{fired: map[string]bool{}, resolved: map[string]bool{}, lasting: map[string]bool{}}}
+	s := &scene{prometheus: start(t), examine: doctortest.Build(t, kube), repairs: &[]func(){}, args: &[]string{},
+		summary: &summary{fired: map[string]bool{}, resolved: map[string]bool{}, lasting: map[string]bool{},
+			consequences: map[string]bool{}}}
 	s.well()
 	return s
 }
@@ -140,6 +170,7 @@ func (s *scene) run(step step) {
 			s.prometheus.T = t
 			defer func() { s.prometheus.T = outer }()
 			s.fires(false, time.Now(), f.alerts...)
+			s.fireAlready(f.lasting)
 			if quiet.IsZero() {
 				quiet = time.Now()
 			}
@@ -177,47 +208,71 @@ func (s *scene) run(step step) {
 	s.Logf("%5.1f s for the step", time.Since(began).Seconds())
 }
 
+// fireAlready notes the alerts that fire before their fault, because of an earlier one.
+func (s *scene) fireAlready(alerts []string) {
+	s.Helper()
+	names, err := s.firing(0)
+	s.must(err)
+	for _, a := range alerts {
+		if names[a] && !s.summary.lasting[a] {
+			s.summary.early = append(s.summary.early, a)
+		}
+	}
+}
+
 func (*summary) add(to map[string]bool, names []string) {
 	for _, n := range names {
 		to[n] = true
 	}
 }
 
-// isNamed waits until doctor names each fault, with exit code 1.
+// isNamed waits until doctor names each fault, with exit code 1, and has the messages of its rows as
+// evidence.
 func (s *scene) isNamed(faults []fault) {
 	s.Helper()
 	start := time.Now()
-	missing := map[string][]want{}
-	for _, f := range faults {
-		if len(f.named) > 0 {
-			missing[f.name] = f.named
-		} else {
-			s.summary.withoutFinding++
+	missing := slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return len(f.named) == 0 })
+	s.summary.withoutFinding += len(faults) - len(missing)
+	unproven := map[string]string{} // the row, and its fault
+	for _, f := range missing {
+		for _, row := range f.rows {
+			unproven[row] = f.name
 		}
 	}
-	if len(missing) == 0 {
-		r, _ := s.doctor(*s.args...)
-		s.judge(r, faults)
-	}
-	for deadline := start.Add(*patience); len(missing) > 0; time.Sleep(time.Second) {
+	for {
 		r, code := s.doctor(*s.args...)
 		s.judge(r, faults)
-		for _, f := range faults {
-			wants, waits := missing[f.name]
-			if waits && code == 1 && len(s.unnamed(r, wants)) == 0 {
+		missing = slices.DeleteFunc(missing, func(f fault) bool {
+			isNamed := code == 1 && len(s.unnamed(r, f.named)) == 0
+			if isNamed {
 				s.summary.named++
 				s.Logf("%5.1f s: named: %s", time.Since(start).Seconds(), f.name)
-				delete(missing, f.name)
+			}
+			return isNamed
+		})
+		for _, f := range faults {
+			for _, row := range f.rows {
+				if f.proves(r, row) {
+					delete(unproven, row)
+				}
 			}
 		}
-		if time.Now().After(deadline) {
-			for name, wants := range missing {
-				s.summary.missed = append(s.summary.missed, name)
-				s.Errorf("%s: doctor has not named %+v, exit code %d", name, s.unnamed(r, wants), code)
+		if len(missing)+len(unproven) == 0 {
+			return
+		}
+		if time.Since(start) > *patience {
+			for _, f := range missing {
+				s.summary.missed = append(s.summary.missed, f.name)
+				s.Errorf("%s: doctor has not named %+v, exit code %d", f.name, s.unnamed(r, f.named), code)
+			}
+			for row, name := range unproven {
+				s.summary.unproven = append(s.summary.unproven, row)
+				s.Errorf("no finding of %s has the message of %q", name, row)
 			}
 			s.Logf("the report:\n%s", r)
 			return
 		}
+		time.Sleep(time.Second)
 	}
 }
 
@@ -238,10 +293,14 @@ func (s *scene) judge(r report, faults []fault) {
 		expected := slices.ContainsFunc(faults, func(c fault) bool {
 			return slices.ContainsFunc(slices.Concat(c.named, c.also), func(w want) bool {
 				return w.is(f) || w.check == f.Check && strings.Contains(f.Object, w.object) &&
-					f.Cause == "the volume is not healthy" // the event with the reason comes later than the metric
+					strings.HasPrefix(f.Cause, "the volume is not healthy") // the event with the reason comes later than the metric
 			})
 		})
 		name := fmt.Sprintf("%s: %s: %s: %s", s.Name(), f.Check, f.Object, f.Cause)
+		if isNamed := slices.ContainsFunc(faults, func(c fault) bool { return slices.ContainsFunc(c.named, is(f)) }); expected && !isNamed && !s.summary.consequences[name] {
+			s.summary.consequences[name] = true
+			s.Logf("a consequence: %s: %s: %s", f.Check, f.Object, f.Cause)
+		}
 		if !expected && !slices.Contains(s.summary.false, name) {
 			s.summary.false = append(s.summary.false, name)
 			s.Errorf("a false alarm: %+v", f)
@@ -266,7 +325,7 @@ func (s *scene) isSilent(faults []fault) {
 
 func (s *summary) String() string {
 	names := func(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
-	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor, %d missed %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
-		"%d ended (%s), %d last for hours (%s)", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.false), s.false,
-		len(s.fired), names(s.fired), len(s.resolved), names(s.resolved), len(s.lasting), names(s.lasting))
+	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor, %d missed %q\nrows without evidence: %d %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
+		"%d ended (%s), %d last for hours (%s), of which fired before their fault: %q", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.unproven), s.unproven, len(s.false), s.false,
+		len(s.fired), names(s.fired), len(s.resolved), names(s.resolved), len(s.lasting), names(s.lasting), s.early)
 }
