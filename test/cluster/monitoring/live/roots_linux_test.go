@@ -102,7 +102,7 @@ func rootSteps() []step {
 		}},
 		{name: "roots that cannot be written", faults: []fault{
 			{name: "a read-only disk", alerts: []string{"CausewayNotReady"},
-				rows:  []string{ready + "`is not writable`, of the root", "Conditions of the storage: `RootUnusable`"},
+				rows:  []string{ready + "`is not writable`, of the root"},
 				named: []want{notReady(0, "the root is read-only", "repair the disk")}, also: whileNotReady(),
 				cause: func(s *scene) {
 					s.later(func() { s.on(nodes[0], "mount -o remount,rw "+root) })
