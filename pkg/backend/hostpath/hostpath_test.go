@@ -384,6 +384,18 @@ func TestTheRootsIdentity(t *testing.T) {
 			os.Remove(w.path(identityFile))
 			os.Remove(w.cfg.Seen)
 		}, nil, "is not empty"},
+		"no identity and the volumes": {func(w *world) { os.Remove(w.path(identityFile)) }, nil,
+			"is not empty: it contains \"groups\", and "},
+		"no identity and the volumes of a lost root": {func(w *world) { os.Remove(w.path(identityFile)) },
+			func(c *Config) {
+				seen, _ := os.ReadFile(c.Seen)
+				c.Lost = regexp.MustCompile(`[0-9a-f-]{36}`).FindAllString(string(seen), 1)
+			}, "delete nothing: to serve the root"},
+		"the identity restored from its copy": {func(w *world) {
+			os.Remove(w.path(identityFile))
+			seen, _ := os.ReadFile(w.cfg.Seen)
+			os.WriteFile(w.path(identityFile), seen, 0o600)
+		}, nil, ""},
 		"a torn identity": {func(w *world) { os.WriteFile(w.path(identityFile), []byte("{"), 0o600) }, adopt,
 			"damaged"},
 		"an identity without a UUID": {func(w *world) { nameless(w, w.path(identityFile)) }, adopt, "invalid uuid"},

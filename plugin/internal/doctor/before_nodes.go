@@ -137,8 +137,8 @@ func (b before) nodeRoot(v *cluster.View) []Finding {
 		all := b.filesystem(f)
 		switch f.Content {
 		case probe.Foreign:
-			all = append(all, one(Error, "the directory of the volumes has files of another program", b.Root+
-				" is not empty, and has no identity.json", "give the driver an empty directory", pageNotReady)...)
+			all = append(all, one(Error, notEmpty, b.Root+" is not empty, and has no identity.json", deleteNothing,
+				pageNotReady)...)
 		case probe.Served:
 			all = append(all, one(Note, b.Root+" has the volumes of an earlier installation, which a driver of the "+
 				"same name serves again", "", "", "docs/how-to/install.md#uninstall-and-keep-the-data")...)

@@ -173,6 +173,10 @@ var faults = map[string]struct {
 	"a lost root": {func(c *fake.Cluster) {
 		c.Answer(node1, "driver", "/readyz", 503, "the root /var/lib/causeway has no identity.json, but 2b1e was served here: is its disk mounted?")
 	}, "driver-ready", []string{"root is lost", "--lost-roots", "on node-1"}},
+	"volumes without their identity": {func(c *fake.Cluster) {
+		c.Answer(node1, "driver", "/readyz", 503, `the root /var/lib/causeway has no identity.json and is not empty: it contains "groups", `+
+			`and 2b1e was served here: is its disk mounted? If these are its volumes, delete nothing, and copy /x to identity.json`)
+	}, "driver-ready", []string{"volumes of this driver without their identity", "delete nothing", "root-identity"}},
 	"a foreign root": {func(c *fake.Cluster) {
 		c.Answer(node1, "driver", "/readyz", 503, `the root /var/lib/causeway belongs to node "node-9"`)
 	}, "driver-ready", []string{"root is foreign", "node-9"}},

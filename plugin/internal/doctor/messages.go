@@ -52,6 +52,16 @@ func about(cause, remedy, page string) message {
 	return message{cause: cause, remedy: remedy, page: page}
 }
 
+// Cause and remedy of a root that has files and no identity.
+const (
+	notEmpty = "the root has files and no identity.json: those of another program, or the volumes of " +
+		"this driver without their identity"
+	deleteNothing = "if <root>/volumes exists, delete nothing: compare its entries with the volume handles of the " +
+		"node's PersistentVolumes, and then restore identity.json from its copy root-identity in the state " +
+		"directory of the driver; if the files are those of another program, name another, empty directory in " +
+		"hostpath.root"
+)
+
 // driverMessages are the reasons of /readyz and the last words of a driver that ended. The first
 // match counts.
 var driverMessages = []message{
@@ -67,8 +77,7 @@ var driverMessages = []message{
 		"to serve this disk, replace its UUID in --lost-roots by that of the other disk", pageNotReady),
 	known(`belongs to node`, "the root is foreign: the disk comes from another node, or the node was renamed",
 		"return the disk to its node, or give the node its old name", pageNotReady),
-	known(`has no identity\.json and is not empty`, "the root has the files of another program",
-		"give the driver an empty directory", pageNotReady),
+	known(`has no identity\.json and is not empty`, notEmpty, deleteNothing, pageNotReady),
 	known(`identity\.json of the root: damaged record`,
 		"the identity of the root is damaged: identity.json is torn or was edited",
 		"first verify that the disk is that of this node: compare ls <root>/volumes with the volume handles of "+

@@ -83,11 +83,12 @@ func identify(root *beneath.Dir, cfg Config) error {
 // compare returns the reason for which an operator should examine root before it is served.
 func compare(root *beneath.Dir, has, seen *identity, cfg Config) error {
 	switch {
-	case has == nil && seen != nil:
+	case has == nil:
+		if err := unused(root, seen, cfg); err != nil || seen == nil {
+			return err
+		}
 		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted? If it is lost for "+
 			"good: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, IdentityFile, seen.UUID)
-	case has == nil:
-		return unused(root, cfg.Root)
 	case slices.Contains(cfg.Lost, has.UUID): // otherwise its next loss would stay unnoticed
 		return fmt.Errorf("the root %s is %s, which --lost-roots lists as lost: remove it from the list",
 			cfg.Root, has.UUID)
@@ -102,17 +103,23 @@ func compare(root *beneath.Dir, has, seen *identity, cfg Config) error {
 }
 
 // unused returns an error if root has an entry other than those of a new filesystem or of an
-// interrupted first start.
-func unused(root *beneath.Dir, name string) error {
+// interrupted first start. The entries may be volumes whose identity was removed: seen is then theirs.
+func unused(root *beneath.Dir, seen *identity, cfg Config) error {
 	names, err := root.Names(".")
 	if err != nil {
 		return err
 	}
 	for _, n := range slices.Sorted(slices.Values(names)) {
-		if n != "lost+found" && n != IdentityFile+".new" && n != lockFile {
-			return fmt.Errorf("the root %s has no %s and is not empty: it contains %.64q. To serve the root "+
-				"nevertheless, start the driver once with --adopt-root", name, IdentityFile, n)
+		if n == "lost+found" || n == IdentityFile+".new" || n == lockFile {
+			continue
 		}
+		reason := fmt.Sprintf("the root %s has no %s and is not empty: it contains %.64q", cfg.Root, IdentityFile, n)
+		if seen != nil {
+			return fmt.Errorf("%s, and %s was served here: is its disk mounted? If these are its volumes, delete "+
+				"nothing, and copy %s to %s", reason, seen.UUID, cfg.Seen, IdentityFile)
+		}
+		return fmt.Errorf("%s. If these are volumes of this driver, delete nothing: to serve the root, start the "+
+			"driver once with --adopt-root", reason)
 	}
 	return nil
 }
