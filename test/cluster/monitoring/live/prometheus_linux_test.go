@@ -22,7 +22,6 @@ type prometheus struct {
 // shorter are times in expressions of alerts that would fire after ten minutes or more only.
 var shorter = map[string]string{
 	"(causeway_csi_oldest_call_seconds) > 900":     "(causeway_csi_oldest_call_seconds) > 20",   // CausewayCallStuck
-	"causeway_trash_entries offset 1h":             "causeway_trash_entries offset 20s",         // CausewayTrashStuck
 	`(causeway_trash_entries{source!=""}[2h])`:     `(causeway_trash_entries{source!=""}[20s])`, // CausewayShareTrashStuck
 	`causeway_trash_entries{source!=""} offset 2h`: `causeway_trash_entries{source!=""} offset 20s`,
 	"last_round_timestamp_seconds > 0) > 3600":     "last_round_timestamp_seconds > 0) > 30", // CausewayHealthNotChecked
