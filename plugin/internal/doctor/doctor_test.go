@@ -647,6 +647,16 @@ func TestTheConditionOfAStatus(t *testing.T) {
 			{Status: corev1.VolumeHealthDegraded, Reason: "CopyFailed", Message: "VolumeNotFound"}}}
 	expect(c, "content (CopyFailed)", "Degraded (CopyFailed): VolumeNotFound")
 	expect(build("Inaccessible (VolumeNotFound): x"), "cause is not known")
+	expect(build("Degraded (NoAnswer): x"), "(NoAnswer)")
+	for name, c := range map[string]*fake.Cluster{"event": build("Degraded (NodeUnreachable): x"), "status": build()} {
+		if name == "status" {
+			fake.Get[*corev1.PersistentVolumeClaim](c, "c1").Status.HealthStatus = &corev1.VolumeHealthStatus{
+				HealthConditions: []corev1.VolumeHealthCondition{{Status: corev1.VolumeHealthDegraded, Reason: "NodeUnreachable"}}}
+		}
+		if f := examine(t, c).Findings; len(f) > 0 {
+			t.Errorf("a volume of a node that is away, by its %s: %+v", name, f)
+		}
+	}
 	c = build(over...)
 	c.Refuse["events"] = errors.New("forbidden: no right")
 	expect(c, "cause is not known", "events could not be read: forbidden")

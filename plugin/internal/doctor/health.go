@@ -25,12 +25,19 @@ func volumeHealth(v *cluster.View) (all []Finding) {
 	return all
 }
 
+// nodeUnreachable is the reason of the router for each volume of a node that does not answer. The
+// checks nodes and router have one finding for the node.
+const nodeUnreachable = "NodeUnreachable"
+
 // unhealthy returns the findings of a volume with a status. The status of the claim has the present
 // conditions. It has none without the feature gate CSIVolumeHealth: then an event of the claim has
 // the reason, until it expires.
 func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding) {
 	object, evidence := "PersistentVolumeClaim/"+namespace+"/"+claim, "status "+status
 	for _, c := range conditionsOf(v, namespace, claim) {
+		if string(c.Status) == status && c.Reason == nodeUnreachable {
+			return nil
+		}
 		if string(c.Status) == status {
 			all = append(all, condition(object, c.Reason, evidence+"\n"+
 				strings.TrimSuffix(fmt.Sprintf("%s (%s): %s", c.Status, c.Reason, c.Message), ": ")))
@@ -43,7 +50,9 @@ func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding)
 		if e.Reason != "VolumeConditionAbnormal" {
 			continue
 		}
-		if reason, ok := reasonIn(e.Message, status); ok {
+		if reason, ok := reasonIn(e.Message, status); ok && reason == nodeUnreachable {
+			return nil
+		} else if ok {
 			return []Finding{condition(object, reason, evidence+"\n"+
 				cluster.EventTime(e).UTC().Format(time.RFC3339)+" "+e.Message)}
 		}

@@ -260,6 +260,8 @@ var conditionMessages = map[string]message{
 		"correct the Secret or the server", pageVolume),
 	"StagingMountLost": about("the staging path is no longer mounted (StagingMountLost)",
 		"end the pods that use the volume", pageVolume),
+	"NoAnswer": about("the driver does not answer calls for the volume, while it answers others (NoAnswer)",
+		"see dmesg and the log of the driver on the node of the volume", pageVolume),
 	"NodeForgotten": about("the node of the volume is in the list of forgotten nodes (NodeForgotten)",
 		"if the node exists, remove its name from hostpath.forgottenNodes; if not, see the steps of the page",
 		pageReplace),

@@ -212,7 +212,7 @@ func rootSteps() []step {
 						s.on(nodes[0], "rm -rf "+state+"/staged && mv "+state+"/kept "+state+"/staged")
 						s.replacePods(nodes[0])
 					})
-					s.on(nodes[0], "mv "+state+"/staged "+state+"/kept")
+					s.on(nodes[0], "cp -a "+state+"/staged "+state+"/kept && rm -rf "+state+"/staged") // the driver has it open
 					s.apply(pod("no-state", nodes[0].Name, "no-state"))
 				}},
 			{name: "a read-only state directory",
@@ -221,8 +221,14 @@ func rootSteps() []step {
 					"repair the disk", pagePodStart}},
 				cause: func(s *scene) {
 					s.use(volumeOf{name: "read-only-state", node: &nodes[1], without: true})
-					s.later(func() { s.on(nodes[1], "umount -l "+state+"/staged"); s.replacePods(nodes[1]) })
-					s.on(nodes[1], "mount -t tmpfs -o ro none "+state+"/staged")
+					staged, name := state+"/staged", "read-only-state"
+					s.later(func() { s.on(nodes[1], "umount -l "+staged); s.replacePods(nodes[1]) })
+					s.on(nodes[1], "mkdir /run/fresh && mount -t tmpfs none /run/fresh && cp -a "+staged+"/. /run/fresh/ && "+
+						"mount --bind /run/fresh "+staged+" && umount /run/fresh && rmdir /run/fresh")
+					s.restartDriver(nodes[1]) // it opens the directory at its start
+					s.later(func() { s.kubectl("delete", "pod", name, "--now") })
+					s.later(func() { s.on(nodes[1], "mount -o remount,rw "+staged) })
+					s.on(nodes[1], "mount -o remount,ro "+staged)
 					s.apply(pod("read-only-state", nodes[1].Name, "read-only-state"))
 				}},
 		}},
