@@ -76,6 +76,9 @@ func Make(ctx context.Context, o Options) (err error) {
 	if err := r.check(ctx); err != nil {
 		return err
 	}
+	if r.WindowsBase == "" { // the report of the verification repeats this, but after the whole build
+		fmt.Fprintln(r.Log, "Windows images: INCOMPLETE, without their base layers. Set --windows-base.")
+	}
 	out := r.Out
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return err

@@ -132,14 +132,21 @@ func (r *Release) git(ctx context.Context, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// environment is that of this process without the variables that name a repository. They are set
-// in a hook of git, for example, and git would not use the repository of its working directory.
+// locale sets the language, the order of letters and the time zone for the programs of the build.
+var locale = []string{"LC_ALL=C", "TZ=UTC"}
+
+// environment is that of this process with the same locale on each machine. It has none of the
+// variables that name a repository: they are set in a hook of git, for example, and git would not
+// use the repository of its working directory. It has no settings of Hugo, which would change the
+// site: Hugo v0.164 reads each variable with the prefix HUGO, such as HUGO_BASEURL, and takes the
+// next letter as the delimiter, as in HUGOxPARAMSxREPOSITORY.
 func environment() []string {
-	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+	return append(slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
-		return slices.Contains([]string{"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR",
-			"GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"}, name)
-	})
+		return strings.HasPrefix(name, "HUGO") || slices.Contains([]string{"GIT_DIR", "GIT_WORK_TREE",
+			"GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+			"GIT_NAMESPACE"}, name)
+	}), locale...)
 }
 
 // tree returns the files of the commit below a directory, without the name of the directory.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -78,7 +79,7 @@ func (s Sources) Program(ctx context.Context, r *Release, p Program, platform, t
 // Licenses implements Maker.
 func (s Sources) Licenses(ctx context.Context, r *Release, p Program, platform string) ([]byte, error) {
 	program := licenses.Program{Name: p.Name, Root: r.Root, Dir: filepath.Join(r.Root, p.Module),
-		Package: "./cmd/" + p.Name, Env: goEnvironment(platform)}
+		Package: "./cmd/" + p.Name, Env: slices.Concat(locale, goEnvironment(platform))}
 	if p.Built {
 		program.Tags = "grpcnotrace" // of deploy/images
 	}

@@ -4,6 +4,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,5 +36,40 @@ func TestASiteWithoutALibraryIsRefused(t *testing.T) {
 				t.Errorf("the site: %v", err)
 			}
 		})
+	}
+}
+
+// TestTheSiteDoesNotDependOnTheEnvironment: settings of Hugo, the language and the time zone of the
+// machine do not reach hack/docs. Other variables, such as HOME, do.
+func TestTheSiteDoesNotDependOnTheEnvironment(t *testing.T) {
+	for _, variable := range []string{"HUGO_BASEURL", "HUGO_PARAMS_SEARCH", "HUGO_ENVIRONMENT", "HUGOxPARAMSxREPOSITORY",
+		"TZ", "LC_ALL", "CAUSEWAY_TEST"} {
+		t.Setenv(variable, "machine")
+	}
+	root, out := t.TempDir(), filepath.Join(t.TempDir(), "docs")
+	script := filepath.Join(root, "hack", "docs")
+	releasetest.Write(t, script, "#!/bin/sh\nset -e\nmkdir -p bin/docs bin/docs-lib\nenv >bin/docs/env\n"+
+		"touch bin/docs-lib/mermaid.js bin/docs-lib/minisearch.js\n")
+	if err := os.Chmod(script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := build.Release{Options: build.Options{Root: root}}
+	if err := (build.Sources{Log: io.Discard}).Docs(t.Context(), &r, out); err != nil {
+		t.Fatal(err)
+	}
+	env, err := os.ReadFile(filepath.Join(out, "env"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(env), "\n")
+	for _, want := range []string{"TZ=UTC", "LC_ALL=C", "CAUSEWAY_TEST=machine"} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("hack/docs runs without %s", want)
+		}
+	}
+	for _, line := range lines {
+		if strings.HasPrefix(line, "HUGO") || line == "TZ=machine" || line == "LC_ALL=machine" {
+			t.Errorf("hack/docs runs with %s", line)
+		}
 	}
 }

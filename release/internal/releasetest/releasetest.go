@@ -129,16 +129,19 @@ func (Maker) GoVersion(context.Context, *build.Release) (string, error) { return
 
 // Images implements build.Maker.
 func (m Maker) Images(_ context.Context, r *build.Release, dir string) error {
-	list := map[string]string{}
+	list, windows := map[string]string{}, "-windows"
+	if r.WindowsBase == "" {
+		windows += "-incomplete"
+	}
 	for _, i := range []struct {
 		product, archive, suffix string
 		platforms                []string
 	}{
 		{"driver", "driver", "", []string{"linux/amd64", "linux/arm64"}},
-		{"driver", "driver-windows", "-windows-incomplete", []string{"windows/amd64"}},
+		{"driver", "driver-windows", windows, []string{"windows/amd64"}},
 		{"csi-sidecars", "csi-sidecars", "", []string{"linux/amd64", "linux/arm64"}},
 		{"csi-sidecars-node", "csi-sidecars-node", "", []string{"linux/amd64", "linux/arm64"}},
-		{"csi-sidecars-node", "csi-sidecars-node-windows", "-windows-incomplete", []string{"windows/amd64"}},
+		{"csi-sidecars-node", "csi-sidecars-node-windows", windows, []string{"windows/amd64"}},
 	} {
 		if err := m.image(r, dir, i.product, i.archive, i.suffix, i.platforms, list); err != nil {
 			return err

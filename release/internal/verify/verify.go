@@ -35,8 +35,12 @@ func (r Report) String() string {
 	if !r.Signed {
 		signed = "NOT SIGNED"
 	}
-	return fmt.Sprintf("Causeway %s, %s: %d files are correct\ncommit  %s\nbuilder %s\nGo      %s", r.Version, signed,
+	lines := fmt.Sprintf("Causeway %s, %s: %d files are correct\ncommit  %s\nbuilder %s\nGo      %s", r.Version, signed,
 		r.Files, r.Commit, r.Builder, r.Go)
+	if r.WindowsBase == "" {
+		lines += "\nWindows images: INCOMPLETE, without their base layers"
+	}
+	return lines
 }
 
 // Verify checks a release. It reads the contents of files only if their sums are correct. The error

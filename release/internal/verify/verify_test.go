@@ -78,6 +78,25 @@ func TestAReleaseIsCorrect(t *testing.T) {
 	}
 }
 
+// TestIncompleteWindowsImagesAreReported: the log of the build and the report name them.
+func TestIncompleteWindowsImagesAreReported(t *testing.T) {
+	const want = "Windows images: INCOMPLETE, without their base layers"
+	for base, incomplete := range map[string]bool{"": true, "registry.example/base@sha256:abc": false} {
+		var log strings.Builder
+		m := makeRelease(t, func(o *build.Options) { o.WindowsBase, o.Log = base, &log })
+		key := m.signer.Key()
+		report, err := verify.Verify(verify.Options{Dir: m.dir, Key: &key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string]string{"log": log.String(), "report": report.String()} {
+			if strings.Contains(text, want) != incomplete {
+				t.Errorf("base %q: the %s has the line %q: %t, want %t\n%s", base, name, want, !incomplete, incomplete, text)
+			}
+		}
+	}
+}
+
 // TestAManipulatedByteIsFound changes a byte at the beginning, in the middle and at the end of each
 // file of a release, and each byte of the files with signatures. Every change is an error.
 func TestAManipulatedByteIsFound(t *testing.T) {
