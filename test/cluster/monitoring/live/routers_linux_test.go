@@ -48,7 +48,7 @@ func routerSteps() []step {
 			"a certificate has expired, or a clock is wrong", "renew the certificates", pageCerts),
 		certificateStep("two CAs", nil, nil, certificate{"causeway-nodes", -time.Hour, year, true, false},
 			"do not belong together", "write the secrets of both sides again", pageCerts),
-		certificateStep("the certificate of another node", []string{"Errors of the router: `node … has a certificate for …`"}, nil,
+		certificateStep("the certificate of another node", []string{"Errors of the router: `node … has a certificate for …`, `the certificate is that of …, and not of …`"}, nil,
 			certificate{"node-77", -time.Hour, year, false, false}, "has the certificate of another node", "give the node its own certificate", pageRouter),
 		{name: "a certificate for a day", faults: []fault{{name: "certificate",
 			alerts: []string{"CausewayCertificateExpires", "CausewayCertificateExpired"},
