@@ -75,7 +75,7 @@ func routerSteps() []step {
 				named: []want{{"claims", "PersistentVolumeClaim/default/all-nodes", "a node that the call needs is away",
 					"bring the node back", pageRouter}},
 				cause: func(s *scene) {
-					s.finds("router", "")
+					s.finds(want{check: "router", cause: "several addresses report the same node"})
 					s.claimOf(class("all-nodes", driverName, "Immediate", "kind: directory"), "all-nodes", "1Mi")
 				}},
 		}},

@@ -84,12 +84,12 @@ func (s *scene) doctor(args ...string) (report, int) {
 	return s.examine(s.T, args...)
 }
 
-// finds waits until doctor has a finding of a check.
-func (s *scene) finds(check, object string) {
+// finds waits until doctor has a finding.
+func (s *scene) finds(w want) {
 	s.Helper()
-	livetest.Until(s.T, "a finding of the check "+check+" "+object, func() error {
+	livetest.Until(s.T, fmt.Sprintf("a finding %+v", w), func() error {
 		r, _ := s.doctor()
-		if !slices.ContainsFunc(r.Findings, want{check: check, object: object}.is) {
+		if !slices.ContainsFunc(r.Findings, w.is) {
 			return fmt.Errorf("the report is\n%s", r)
 		}
 		return nil

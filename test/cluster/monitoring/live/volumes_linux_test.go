@@ -67,8 +67,8 @@ func volumeSteps() []step {
 				id := s.use(volumeOf{name: "vanished", without: true})
 				s.later(func() { s.restartDriver(nodes[0]) }) // after the swap back: else the volume would stay as an orphan
 				s.swap(volume(id), "true")
-				s.finds("volume-health", "default/vanished") // the health monitor asks only for volumes that had a condition
-				s.restartDriver(nodes[0])                    // it knows the volume until then
+				s.finds(sick("vanished", "", "")) // the health monitor asks only for volumes that had a condition
+				s.restartDriver(nodes[0])         // it knows the volume until then
 				s.apply(pod("vanished", nodes[0].Name, "vanished"))
 			}},
 		{name: "a pod without data",
