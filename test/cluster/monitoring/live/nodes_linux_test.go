@@ -18,7 +18,6 @@ func nodeSteps() []step {
 		{name: "a node away", begin: (*scene).retriesLater, faults: []fault{
 			{name: "a node without network",
 				alerts: []string{"CausewayTargetDown", "CausewayNodesSilent", "CausewayHealthNotChecked"},
-				rows:   []string{"Errors of the router: `node … does not answer: …`"},
 				named:  []want{away, {"router", "Pod/causeway-controller-", "does not reach a node", "bring the node back", pageRouter}},
 				also:   effects,
 				cause: func(s *scene) {
@@ -27,7 +26,8 @@ func nodeSteps() []step {
 					s.must(nodes[1].Cut(s.anyhow()))
 				}},
 			{name: "a volume on a node without network",
-				rows:  []string{"A volume or a snapshot is not deleted: UNAVAILABLE, `does not answer`; or `none of the N nodes holds it`"},
+				rows: []string{"A volume or a snapshot is not deleted: UNAVAILABLE, `does not answer`; or `none of the N nodes holds it`",
+					"Errors of the router: `node … does not answer: …`"},
 				named: []want{{"deletes", "PersistentVolume/pvc-", "a node that the call needs is away", "forgottenNodes", pageRouter}},
 				cause: func(s *scene) { s.kubectl("delete", "pvc", "there", "--wait=false") }},
 			{name: "a claim for a node without network", rows: []string{"Errors of the router: `no node answers in …`"},

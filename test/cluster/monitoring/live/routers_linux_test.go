@@ -63,7 +63,7 @@ func routerSteps() []step {
 				rows: []string{"Errors of the router: `several addresses report the same node: …`, `several addresses report this node: …`"},
 				named: []want{{"router", "Pod/causeway-controller-", "several addresses report the same node",
 					"end the wrong driver", pageRouter}},
-				also:  []want{{check: "capacity"}},
+				also:  []want{{check: "capacity"}, unreachable}, // a pod that has just ended
 				cause: func(s *scene) { s.twin("twin", driverName, nodes[0].Name) }},
 			{name: "an address of another driver", alerts: []string{"CausewayNodesSilent"},
 				rows: []string{"Errors of the router: `it is the driver \"…\", and not …`"},
@@ -80,7 +80,7 @@ func routerSteps() []step {
 				}},
 		}},
 		{name: "DNS", faults: []fault{{name: "no DNS", alerts: []string{"CausewayDiscoveryFails"},
-			rows:  []string{"Errors of the router: `the lookup of the nodes' addresses failed; the known addresses stay in use`"},
+			rows:  []string{"Errors of the router: `the lookup of the nodes' addresses failed; the known addresses stay in use`, `causeway_router_discovery_up 0`"},
 			named: []want{{"router", "Pod/causeway-controller-", "cannot look up the addresses", "check DNS", pageRouter}},
 			cause: func(s *scene) {
 				s.later(func() { s.kubectl("-n", "kube-system", "scale", "deployment/coredns", "--replicas=2") })
