@@ -357,13 +357,25 @@ var faults = map[string]struct {
 	"a wrong password": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 		pendingPod(c, "c1")
-		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pv-1" : rpc error: code = Unauthenticated desc = logon failure`)
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pv-1" : rpc error: code = Unauthenticated desc = log in to //server/share: logon failure`)
 	}, "pods-with-volumes", []string{"rejects the credentials"}},
 	"a mapping conflict": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 		pendingPod(c, "c1")
-		c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = FailedPrecondition desc = multiple connections to a server (1219)`)
+		c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = FailedPrecondition desc = //server/share is mapped with another user, and Windows permits one user for a server (error 1219): use`)
 	}, "pods-with-volumes", []string{"as another user"}},
+	"a driver that does not run": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		pendingPod(c, "c1")
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "pv-1" : rpc error: code = Unavailable desc = `+
+			`connection error: desc = "transport: Error while dialing: dial unix /var/lib/kubelet/plugins/x/csi.sock: connect: connection refused"`)
+	}, "pods-with-volumes", []string{"does not run on the node, or its socket", "see the pod of the driver"}},
+	"a driver of shares that is not permitted": {func(c *fake.Cluster) {
+		driver := &fake.Get[*appsv1.Deployment](c, "causeway-controller").Spec.Template.Spec.Containers[0]
+		driver.Args = append(driver.Args, "--backend=smb")
+		volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
+		c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = PermissionDenied desc = remove the directory`)
+	}, "deletes", []string{"the SMB server rejects the credentials"}},
 	"a delete that fails": {func(c *fake.Cluster) {
 		volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
 		c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
@@ -578,17 +590,30 @@ func TestTenantsDoNotChooseTheCause(t *testing.T) {
 	}
 	const copied = `rpc error: code = FailedPrecondition desc = copy "x/none of the 2 nodes is in any topology that the volume may ` +
 		`have/node n does not answer: refused our certificate": `
+	const lost = `"x/is missing: restore it from a backup/\" is missing: restore it from a backup": `
 	for text, want := range map[string]string{
-		copied + "a process holds a lease on the file and does not release it":                  pageConsistency,
-		copied + "directory tree is too deep":                                                   pageConsistency,
-		copied + "no progress for 1m0s":                                                         pageSnapshot,
-		`rpc error: code = Internal desc = copy "node n does not answer": input/output error`:   pageAnyCall,
-		`rpc error: code = Unavailable desc = //s/share: the server does not answer: timeout`:   pagePending,
-		`rpc error: code = Unavailable desc = a device does not answer: /dev/loop3`:             pagePodStart,
-		`rpc error: code = Unavailable desc = node node-2 (10.0.0.2:9810) does not answer: x`:   pageRouter,
-		`rpc error: code = Unavailable desc = no node that answers holds it: not all nodes ans`: pageRouter,
+		`rpc error: code = Internal desc = copy ` + lost + `input/output error`:                    pageAnyCall,
+		`rpc error: code = Aborted desc = create snapshot "s": prepare ` + lost + `x`:              pageSnapshot,
+		`rpc error: code = Internal desc = copy "x/is missing: restore it from a backup/` + "\\":   pageAnyCall, // cut
+		`rpc error: code = Internal desc = copy "//s/NT_STATUS_ACCESS_DENIED": input/output error`: pageAnyCall,
+		`rpc error: code = Internal desc = copy "no space left": input/output error`:               pageAnyCall,
+		`rpc error: code = Internal desc = /x/volumes/h/data is missing: restore it from a backup`: pageVolume,
+		`failed to take: "rpc error: code = Internal desc = copy \"is missing: restore it from a ` +
+			`backup/\\\"is missing: restore it from a backup\": input/output error"`: pageAnyCall,
+		`failed to take: "rpc error: code = FailedPrecondition desc = copy \"a\\\"b\": no progress for 1m0s at \"x\""`: pageSnapshot,
+		`rpc error: code = Unavailable desc = the server does not answer`:                                              pageAnyCall,
+		`rpc error: code = Unauthenticated desc = x`:                                                                   "page",
+		`rpc error: code = FailedPrecondition desc = volume pvc-1219 is mounted by pod 1219`:                           pagePodStart,
+		copied + "a process holds a lease on the file and does not release it":                                         pageConsistency,
+		copied + "directory tree is too deep":                                                                          pageConsistency,
+		copied + "no progress for 1m0s":                                                                                pageSnapshot,
+		`rpc error: code = Internal desc = copy "node n does not answer": input/output error`:                          pageAnyCall,
+		`rpc error: code = Unavailable desc = //s/share: the server does not answer: timeout`:                          pagePending,
+		`rpc error: code = Unavailable desc = a device does not answer: /dev/loop3`:                                    pagePodStart,
+		`rpc error: code = Unavailable desc = node node-2 (10.0.0.2:9810) does not answer: x`:                          pageRouter,
+		`rpc error: code = Unavailable desc = no node that answers holds it: not all nodes ans`:                        pageRouter,
 	} {
-		if f := called("x", "x", text, "page"); f.Page != want {
+		if f := called(nil, "x", "x", text, "page"); f.Page != want {
 			t.Errorf("%s: %+v", text, f)
 		}
 	}

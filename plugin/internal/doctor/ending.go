@@ -18,8 +18,8 @@ func podsThatEnd(v *cluster.View) (all []Finding) {
 	for i := range v.EndingPods {
 		p := &v.EndingPods[i]
 		node := v.Node(p.Spec.NodeName)
-		if p.DeletionTimestamp == nil || now.Sub(p.DeletionTimestamp.Time) < patience || !usesOurs(v, p, volumes) ||
-			node != nil && !cluster.NodeReady(node) {
+		if p.DeletionTimestamp == nil || now.Sub(p.DeletionTimestamp.Time) < patience ||
+			len(driversOf(v, p, volumes)) == 0 || node != nil && !cluster.NodeReady(node) {
 			continue
 		}
 		all = append(all, Finding{Severity: Error, Object: "Pod/" + p.Namespace + "/" + p.Name,

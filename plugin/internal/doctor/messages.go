@@ -1,6 +1,9 @@
 package doctor
 
-import "regexp"
+import (
+	"regexp"
+	"strings"
+)
 
 // Pages of the documentation.
 const (
@@ -41,10 +44,18 @@ const (
 type message struct {
 	match               *regexp.Regexp
 	cause, remedy, page string
+	smb                 bool // only of shares
 }
 
 func known(pattern, cause, remedy, page string) message {
-	return message{regexp.MustCompile(pattern), cause, remedy, page}
+	return message{match: regexp.MustCompile(pattern), cause: cause, remedy: remedy, page: page}
+}
+
+// ofShare is a message that has this cause only if it is about a share.
+func ofShare(pattern, cause, remedy, page string) message {
+	m := known(pattern, cause, remedy, page)
+	m.smb = true
+	return m
 }
 
 // about is a message that has no text of its own.
@@ -129,9 +140,12 @@ var podMessages = []message{
 }
 
 // callMessages are errors of calls, in events of claims, pods and contents. They are compared with the
-// text from its first "code = ". A tenant chooses the names of files in a message: messages with such
-// names come first, and those of the router are anchored.
+// text from its first "code = ", without the quoted names in it (unnamed): a tenant chooses the names
+// of files. Messages of the router have no such name, and are anchored.
 var callMessages = []message{
+	known(`^code = Unavailable desc = connection error: desc = "[^"]*dial unix `,
+		"the driver does not run on the node, or its socket does not answer",
+		"see the pod of the driver on that node", pageSidecars),
 	known(`^code = FailedPrecondition desc = .*(holds a lease|too deep|are being moved)`,
 		"the content of the volume cannot be copied as it is",
 		"the message names the entry; the page has the remedy for each reason", pageConsistency),
@@ -175,11 +189,12 @@ var callMessages = []message{
 	known(`is unusable: record of a newer version`, "a newer release made the record of the volume or snapshot",
 		"run that release, or a later one", pageVolume),
 	known(`no credentials for`, "the chart does not list the share of the class", "add it to smb.shares, with the server spelled as in the class", pagePending),
-	known(`code = Unauthenticated|code = PermissionDenied|NT_STATUS_LOGON_FAILURE|NT_STATUS_ACCESS_DENIED`, "the SMB server rejects the credentials",
+	ofShare(`^code = (Unauthenticated|PermissionDenied)|NT_STATUS_LOGON_FAILURE|NT_STATUS_ACCESS_DENIED`, "the SMB server rejects the credentials",
 		"correct the Secret of the share, or the rights on the server", pagePodStart),
-	known(`multiple connections to a server|1219`, "the node has a mapping of this server as another user",
+	ofShare(`multiple connections to a server|a session with this server exists, of another user|`+
+		`\bmapp(ed|ing)\b.*\b1219\b`, "the node has a mapping of this server as another user",
 		"use one user for each server", troubleshooting+"#windows-nodes"),
-	known(`the server does not answer|connection refused|no such host`, "the SMB server is away, or its name is wrong",
+	ofShare(`the server (or the network )?does not answer|connection refused|no such host`, "the SMB server is away, or its name is wrong",
 		"repair the server, the name or the network", pagePending),
 	known(`the kernel cannot mount SMB shares`, "the module cifs is missing on the node", "modprobe cifs on the node", pagePodStart),
 	known(`too many helper processes`, "all helper processes of the node hang", "end the pods of the volumes with CopyStalled or FilesystemStalled", pageAnyCall),
@@ -271,6 +286,20 @@ var conditionMessages = map[string]message{
 // lookFirst is the remedy for a volume that its node does not know. The data may exist elsewhere.
 const lookFirst = "look for the directory of the volume on the disks of the node and move it back, or bring the disk " +
 	"back; only if the data is lost for good, replace the node, and then delete the claim, as on the page"
+
+// quoted matches a name in the format %q, or the begin of a name in a text that was cut. The texts of
+// the gRPC client in connection errors are not names.
+var quoted = regexp.MustCompile(`(?s)(connection error: desc = )?"(?:[^"\\]|\\.)*("|\\?\z)`)
+
+// unnamed returns a text without the quoted names in it.
+func unnamed(text string) string {
+	return quoted.ReplaceAllStringFunc(text, func(name string) string {
+		if strings.HasPrefix(name, "connection error: ") {
+			return name
+		}
+		return `""`
+	})
+}
 
 // explain returns the first known message in a text.
 func explain(text string, all []message) (message, bool) {
