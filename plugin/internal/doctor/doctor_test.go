@@ -619,6 +619,36 @@ func TestTenantsDoNotChooseTheCause(t *testing.T) {
 	}
 }
 
+// The texts are those of internal/router/view.go.
+func TestMessagesOfTheRouter(t *testing.T) {
+	const twice, unknown, away, nowhere = "several addresses report the same node", "does not know the nodes yet", "is away", "no node holds the volume"
+	for text, want := range map[string][2]string{
+		"several addresses report this node: 10.0.0.2:9810, 10.0.0.3:9810":                                           {twice, "end the wrong driver"},
+		"not all nodes answer: several addresses report the same node: 10.0.0.2:9810, 10.0.0.3:9810":                 {twice, "end the wrong driver"},
+		"no node answers in a/node=n: not all nodes answer: n-2 (a:1): x; several addresses report the same node: a": {twice, "end the wrong driver"},
+		"no node that answers holds it: not all nodes answer: several addresses report the same node: a, b":          {twice, "end the wrong driver"},
+		"the nodes are not known yet: lookup causeway-nodes: no such host":                                           {unknown, "check DNS and the Service"},
+		"no node that answers holds it: the nodes are not known yet: their addresses are being looked up":            {unknown, "check DNS and the Service"},
+		"no node answers in a/node=n: the nodes are not known yet: timeout":                                          {unknown, "check DNS and the Service"},
+		"none of the 3 nodes holds it, and all of them answer: if its node is gone for good, name it in --forg":      {nowhere, "only if its data is lost for good"},
+		"node node-2 (10.0.0.2:9810) does not answer: connection refused":                                            {away, "only if its data is lost for good"},
+		"not all nodes answer: 10.0.0.2:9810: connection refused":                                                    {away, "bring the node back; only if"},
+		"no node that answers holds it: not all nodes answer: 10.0.0.2:9810: timeout":                                {away, "bring the node back; only if"},
+		"the group is not made on all of its nodes yet: node n (a:1) does not answer: several addresses report":      {away, "bring the node back; only if"},
+	} {
+		f := called(nil, "x", "x", "rpc error: code = Unavailable desc = "+text, "page")
+		if !strings.Contains(f.Cause, want[0]) || !strings.Contains(f.Remedy, want[1]) || f.Page != pageRouter {
+			t.Errorf("%s: %+v", text, f)
+		}
+		if named := strings.Contains(f.Remedy, "forgottenNodes"); named != (want[0] == away || want[0] == nowhere) {
+			t.Errorf("%s: %s", text, f.Remedy)
+		}
+		if nowhere == want[0] && !strings.HasPrefix(f.Remedy, "bring back its node") {
+			t.Errorf("%s: %s", text, f.Remedy)
+		}
+	}
+}
+
 // Only a pod shows that a volume is not on its node.
 func TestCodesOfOtherCalls(t *testing.T) {
 	c := fake.Healthy()

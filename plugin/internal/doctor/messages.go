@@ -158,11 +158,20 @@ var callMessages = []message{
 		"the node that the claim names has no driver: its pod does not exist there, or the topology "+
 			"is that of no node",
 		"run the driver there; if the topology is that of no node, correct allowedTopologies of the class", pageRouter),
+	known(fromRouter+partial+`((not all nodes answer: )(.*; )?)?several addresses report (the same|this) node: `,
+		"several addresses report the same node",
+		"end the wrong driver; for two addresses of one node: ipFamilyPolicy: SingleStack", pageRouter),
+	known(fromRouter+partial+`the nodes are not known yet`, "the router does not know the nodes yet",
+		"check DNS and the Service in --peers", pageRouter),
+	known(fromRouter+`none of the \d+ nodes holds it, and all of them answer`,
+		"no node holds the volume or snapshot, and all of them answer",
+		"bring back its node, or the pod of the driver there; or look for its directory on the disks of the nodes, "+
+			"and move it back; only if its data is lost for good, name the node in hostpath.forgottenNodes, and then "+
+			"delete the claim", pageRouter),
 	known(fromRouter+`(no node that answers holds it: |node [^"]* does not answer|not all nodes answer|`+
-		`none of the \d+ nodes|the nodes are not known yet|several addresses report|no node answers|`+
-		`no node has answered)`,
+		`no node answers|no node has answered)`,
 		"a node that the call needs is away",
-		"bring the node back; if it is gone for good, name it in hostpath.forgottenNodes", pageRouter),
+		"bring the node back; only if its data is lost for good, name it in hostpath.forgottenNodes", pageRouter),
 	known(`^code = Unavailable desc = .*(refused our certificate|wrong CA|has expired|it refused us|`+
 		`is not valid before)`,
 		"the certificates of router and node do not match",
@@ -207,6 +216,9 @@ var callMessages = []message{
 
 // fromRouter is the beginning of a message of the router.
 const fromRouter = `^code = \w+ desc = (the group is not made on all of its nodes yet: )?`
+
+// partial is the beginning of a message of the router about its view of the nodes.
+const partial = `(no node (that answers holds it|answers in [^"]*): )?`
 
 // codeMessages are errors that only their code tells. Without a page, the page is that of the call.
 var codeMessages = []message{
