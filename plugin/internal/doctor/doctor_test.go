@@ -148,6 +148,12 @@ var faults = map[string]struct {
 		p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 2,
 			Message: "driver: flag provided but not defined: -no-such"}
 	}, "pods", []string{"exit code 2", "does not accept its command line"}},
+	"a state directory that cannot be written": {func(c *fake.Cluster) {
+		p := fake.Get[*corev1.Pod](c, node1)
+		waiting(p, "CrashLoopBackOff", "back-off")
+		p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1,
+			Message: "--state-dir: mkdir /var/lib/kubelet/plugins/x: read-only file system"}
+	}, "pods", []string{"the state directory cannot be made or written", "disk of the kubelet's directory"}},
 	"the kubelet elsewhere": {func(c *fake.Cluster) {
 		p := fake.Get[*corev1.Pod](c, node1)
 		p.Status.Phase = corev1.PodPending

@@ -66,6 +66,8 @@ func about(cause, remedy, page string) message {
 // driverMessages are the reasons of /readyz and the last words of a driver that ended. The first
 // match counts.
 var driverMessages = []message{
+	known(`--state-dir:|read the staging records`, "the state directory cannot be made or written",
+		"repair the disk of the kubelet's directory", pageNoStart),
 	known(`the root must exist`, "the directory --root is missing on the node",
 		"mount the disk of the node, or make the directory", pageNotReady),
 	known(`is empty and no root was served here before`, "the root is empty, and is perhaps the mount point of an absent disk",
@@ -99,8 +101,6 @@ var driverMessages = []message{
 	known(`Linux 5\.8 or newer is needed`, "the kernel of the node is too old", "upgrade the kernel", pageNoStart),
 	known(`--kubelet-dir: .*no such file`, "the kubelet's directory is elsewhere, or is not mounted into the container",
 		"set kubeletDir to the kubelet's --root-dir", pageNoStart),
-	known(`--state-dir:|read the staging records`, "the state directory cannot be made or written",
-		"repair the disk of the kubelet's directory", pageNoStart),
 	known(`flag provided but not defined|invalid value|has no effect with|invalid --|is not a flag`,
 		"the driver does not accept its command line", "correct extraArgs, or run images of the chart's release", pageInstall),
 }
