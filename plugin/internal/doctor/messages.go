@@ -166,8 +166,7 @@ var callMessages = []message{
 	known(fromRouter+`none of the \d+ nodes holds it, and all of them answer`,
 		"no node holds the volume or snapshot, and all of them answer",
 		"bring back its node, or the pod of the driver there; or look for its directory on the disks of the nodes, "+
-			"and move it back; only if its data is lost for good, name the node in hostpath.forgottenNodes, and then "+
-			"delete the claim", pageRouter),
+			"and move it back; only if its data is lost for good, name the node in hostpath.forgottenNodes", pageRouter),
 	known(fromRouter+`(no node that answers holds it: |node [^"]* does not answer|not all nodes answer|`+
 		`no node answers|no node has answered)`,
 		"a node that the call needs is away",
