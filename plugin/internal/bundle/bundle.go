@@ -196,12 +196,12 @@ func (b *bundle) answers(ctx context.Context) error {
 // records adds the volumes and snapshots that the drivers hold.
 func (b *bundle) records(ctx context.Context) error {
 	for _, d := range b.view.Drivers {
-		var out bytes.Buffer
-		if err := orphans.InController(ctx, b.client, d, []string{b.options.Program, "list"}, &out); err != nil {
+		out, err := orphans.InController(ctx, b.client, d, cluster.ListTimeout, b.options.Program, "list")
+		if err != nil {
 			b.lack("records of "+d.Name, err)
 			continue
 		}
-		if err := b.add(path.Join("records", d.Name+".json"), []byte(jsonText(out.String()))); err != nil {
+		if err := b.add(path.Join("records", d.Name+".json"), []byte(jsonText(string(out)))); err != nil {
 			return err
 		}
 	}

@@ -64,6 +64,7 @@ type Pods struct {
 	Answers map[string]cluster.Answer // by pod:port/path
 	OnExec  func(pod, container string, command []string, out io.Writer) error
 	Execs   [][]string
+	Hangs   string // pod in which commands do not end
 }
 
 // Get implements cluster.Pods.
@@ -78,10 +79,14 @@ func (p *Pods) Get(_ context.Context, pod *corev1.Pod, port int32, path string) 
 }
 
 // Exec implements cluster.Pods.
-func (p *Pods) Exec(_ context.Context, pod *corev1.Pod, container string, command []string, out io.Writer) error {
+func (p *Pods) Exec(ctx context.Context, pod *corev1.Pod, container string, command []string, out io.Writer) error {
 	p.mu.Lock()
 	p.Execs = append(p.Execs, command)
 	p.mu.Unlock()
+	if pod.Name == p.Hangs {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
 	if p.OnExec == nil {
 		return fmt.Errorf("exec in %s/%s: %v: not permitted", pod.Name, container, command)
 	}

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -405,5 +406,41 @@ func TestHandlesOfTypedFields(t *testing.T) {
 	n := &names{ids: map[string]bool{}, digests: map[digestKey]bool{}, prefix: (&Search{Driver: &cluster.Driver{}}).volumeName}
 	if err := n.object(volumeKind, pv("another form of ID@address")); err != nil || !n.ids["another form of ID"] {
 		t.Errorf("%v: %v", n.ids, err)
+	}
+}
+
+// A pod whose disk stalls, or that fails, is not the only one. Nothing of its output is used.
+func TestTheNextPodOfTheControllerIsAsked(t *testing.T) {
+	c := fake.Healthy()
+	client := c.Clients().Client
+	found, err := cluster.Find(t.Context(), client, cluster.Selection{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := found[0].ControllerPods()
+	c.Pods.Hangs = pods[0].Name
+	c.Pods.OnExec = func(_, _ string, _ []string, out io.Writer) error {
+		_, err := io.WriteString(out, "second")
+		return err
+	}
+	synctest.Test(t, func(t *testing.T) {
+		if out, err := InController(t.Context(), client, found[0], cluster.ListTimeout, "/driver", "list"); string(out) != "second" || err != nil {
+			t.Errorf("%q, %v", out, err)
+		}
+	})
+	c.Pods.Hangs = ""
+	c.Pods.OnExec = func(pod, _ string, _ []string, out io.Writer) error {
+		if _, err := io.WriteString(out, pod); err != nil || pod == pods[0].Name {
+			return errors.Join(err, errors.New("broken"))
+		}
+		return nil
+	}
+	if out, err := InController(t.Context(), client, found[0], time.Minute, "x"); string(out) != pods[1].Name || err != nil {
+		t.Errorf("%q, %v", out, err)
+	}
+	c.Pods.OnExec = nil
+	if _, err := InController(t.Context(), client, found[0], time.Minute, "x"); err == nil || !strings.Contains(err.Error(), pods[0].Name) ||
+		!strings.Contains(err.Error(), pods[1].Name) {
+		t.Error(err)
 	}
 }
