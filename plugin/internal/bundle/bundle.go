@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
@@ -61,8 +62,13 @@ func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, ou
 	return zip.Close()
 }
 
-// add adds a file. The text has no secrets by now.
+// add adds a file. The text has no secrets by now. A name that leaves the directory of the archive, here
+// or on Windows, is not added.
 func (b *bundle) add(name string, data []byte) error {
+	if !fs.ValidPath(name) || strings.ContainsAny(name, `\:`) {
+		b.lack(fmt.Sprintf("file %q", name), errors.New("invalid name"))
+		return nil
+	}
 	b.files = append(b.files, fmt.Sprintf("%10d  %s", len(data), name))
 	h := &tar.Header{Name: path.Join("causeway-bundle", name), Mode: 0o600, Size: int64(len(data)), ModTime: b.now,
 		Typeflag: tar.TypeReg}

@@ -10,10 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -37,7 +40,12 @@ func write(t *testing.T, c *fake.Cluster) map[string]string {
 	if err := Write(context.Background(), clients.Client, v, Options{Version: "test", LogLimit: 1 << 20, Program: "/driver"}, &out); err != nil {
 		t.Fatal(err)
 	}
-	zip, err := gzip.NewReader(&out)
+	return read(t, &out)
+}
+
+func read(t *testing.T, in io.Reader) map[string]string {
+	t.Helper()
+	zip, err := gzip.NewReader(in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,6 +57,9 @@ func write(t *testing.T, c *fake.Cluster) map[string]string {
 		}
 		if err != nil {
 			t.Fatal(err)
+		}
+		if !fs.ValidPath(h.Name) || strings.Contains(h.Name, `\`) || !strings.HasPrefix(h.Name, "causeway-bundle/") {
+			t.Errorf("the archive has the name %q", h.Name)
 		}
 		data, err := io.ReadAll(r)
 		if err != nil {
@@ -221,5 +232,44 @@ func TestTheEndOfALogIsKept(t *testing.T) {
 	}
 	if data, cut, err = end(strings.NewReader("a\nb\n"), 100); err != nil || cut || string(data) != "a\nb\n" {
 		t.Errorf("%q, %v, %v", data, cut, err)
+	}
+}
+
+// A tenant can make a Deployment with the labels of this project.
+func TestNoNameLeavesTheDirectory(t *testing.T) {
+	for _, name := range []string{"../../../x", "/etc/x", "a/b", "..", ".a", "a-", "", `a\b`, "a:b", strings.Repeat("a", 64), "a\nb"} {
+		c := fake.Healthy()
+		own := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
+		own.Namespace, own.Name = "tenant", "own"
+		args := own.Spec.Template.Spec.Containers[0].Args
+		for i := range args {
+			if strings.HasPrefix(args[i], "--driver-name=") {
+				args[i] = "--driver-name=" + name
+			}
+		}
+		c.Add(own)
+		files := write(t, c)
+		if n := strings.Count(strings.Join(slices.Collect(maps.Keys(files)), " "), "records/"); n != 0 || name != "" && !strings.Contains(files["MANIFEST"], "own of namespace tenant") {
+			t.Errorf("%q: %d, %s", name, n, files["MANIFEST"])
+		}
+	}
+	c := fake.Healthy()
+	c.Pods.OnExec = func(_, _ string, _ []string, out io.Writer) error {
+		_, err := io.WriteString(out, "{}")
+		return err
+	}
+	clients := c.Clients()
+	v, err := cluster.Gather(context.Background(), clients.Client, cluster.Selection{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.Drivers[0].Name = "../../../x"
+	var out bytes.Buffer
+	if err := Write(context.Background(), clients.Client, v, Options{Program: "/driver"}, &out); err != nil {
+		t.Fatal(err)
+	}
+	files := read(t, &out)
+	if !strings.Contains(files["MANIFEST"], `file "../../x.json": invalid name`) {
+		t.Errorf("%s", files["MANIFEST"])
 	}
 }

@@ -117,6 +117,7 @@ const (
 	GroupSnaps Source = "VolumeGroupSnapshotContents"
 	Answers    Source = "HTTP ports of pods"
 	Rights     Source = "the rights of ServiceAccounts"
+	Strange    Source = "workloads with an invalid driver name" // they are ignored
 )
 
 // Kinds of snapshots, and the versions of their CRDs that the sidecars use.

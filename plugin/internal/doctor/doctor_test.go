@@ -709,6 +709,18 @@ func TestTheConditionOfAStatus(t *testing.T) {
 	expect(c, "cause is not known", "events could not be read: forbidden")
 }
 
+// A tenant can make a Deployment with the labels of this project. It is no driver, and no fault.
+func TestAnInvalidDriverNameIsANote(t *testing.T) {
+	c := fake.Healthy()
+	own := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
+	own.Namespace, own.Name, own.Spec.Template.Spec.Containers[0].Args = "tenant", "own", []string{"--driver-name=../../x"}
+	c.Add(own)
+	r := examine(t, c)
+	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0].Cause, `Deployment/own of namespace tenant: "../../x"`) || r.Code() != CodeHealthy {
+		t.Errorf("%+v", r)
+	}
+}
+
 func itoa(n int) string { return resource.NewQuantity(int64(n), resource.DecimalSI).String() }
 
 func TestWhatCannotBeReadIsNotChecked(t *testing.T) {

@@ -29,6 +29,10 @@ func podChecks() []Check {
 
 // workloads finds drivers without a controller or without nodes, and replicas that do not exist.
 func workloads(v *cluster.View) (all []Finding) {
+	if err := v.Unread(cluster.Strange); err != nil {
+		all = append(all, Finding{Severity: Note, Object: string(cluster.Strange), Cause: "are ignored: " + err.Error(),
+			Page: pageInstall})
+	}
 	for _, d := range v.Drivers {
 		switch c := d.Controller; {
 		case c == nil:
