@@ -83,7 +83,9 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 			Labels: map[string]string{"owner": "helm", "app.kubernetes.io/part-of": "causeway"}}, Data: map[string]string{"release": marker}})
 	p := fake.Get[*corev1.Pod](c, "causeway-node-1")
 	p.Spec.Containers[0].Env = append(p.Spec.Containers[0].Env, corev1.EnvVar{Name: "SMB_PASSWORD", Value: marker},
-		corev1.EnvVar{Name: "URL", Value: "https://user:" + marker + "@server/x"}, corev1.EnvVar{Name: "KEPT", Value: "kept-env"})
+		corev1.EnvVar{Name: "URL", Value: "https://user:" + marker + "@server/x"}, corev1.EnvVar{Name: "KEPT", Value: "kept-env"},
+		corev1.EnvVar{Name: "DATABASE_DSN", Value: marker}, corev1.EnvVar{Name: "CONNECTION_STRING", Value: marker}, corev1.EnvVar{Name: "CLIENT_KEY", Value: marker},
+		corev1.EnvVar{Name: "DATABASE", Value: "user:" + marker + "@tcp(host:3306)/db"})
 	p.Spec.Containers[0].Args = append(p.Spec.Containers[0].Args, "--smb-password="+marker, "--token", marker, `--json={"secret":"`+marker+`"}`)
 	p.Status.ContainerStatuses[0].RestartCount = 1
 	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-1"}, Spec: corev1.PersistentVolumeSpec{
@@ -126,6 +128,45 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 	}
 }
 
+// The driver may be in kube-system, with other applications.
+func TestObjectsOfOthersAreNames(t *testing.T) {
+	c := fake.Healthy()
+	meta := func(name, kind, owner string) metav1.ObjectMeta {
+		m := metav1.ObjectMeta{Namespace: fake.Namespace, Name: name}
+		if owner != "" {
+			m.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: owner}}
+		}
+		return m
+	}
+	template := func(value string) corev1.PodTemplateSpec {
+		return corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "x", Env: []corev1.EnvVar{{Name: "X", Value: value}}}}}}
+	}
+	c.Add(&appsv1.Deployment{ObjectMeta: meta("theirs", "", ""), Spec: appsv1.DeploymentSpec{Template: template(marker)}},
+		&appsv1.DaemonSet{ObjectMeta: meta("theirs-too", "", ""), Spec: appsv1.DaemonSetSpec{Template: template(marker)}},
+		&appsv1.ReplicaSet{ObjectMeta: meta("theirs-1", "Deployment", "theirs"), Spec: appsv1.ReplicaSetSpec{Template: template(marker)}},
+		&corev1.Pod{ObjectMeta: meta("theirs-1-2", "ReplicaSet", "theirs-1"), Spec: template(marker).Spec},
+		&appsv1.ReplicaSet{ObjectMeta: meta("causeway-controller-6d", "Deployment", "causeway-controller"), Spec: appsv1.ReplicaSetSpec{Template: template("kept-1")}},
+		&corev1.Pod{ObjectMeta: meta("causeway-controller-6d-x", "ReplicaSet", "causeway-controller-6d"), Spec: template("kept-2").Spec},
+		&corev1.Service{ObjectMeta: meta("their-service", "", ""), Spec: corev1.ServiceSpec{ExternalName: marker}})
+	c.Event("Pod", fake.Namespace, "theirs-1-2", "Failed", "x "+marker)
+	c.Event("Pod", fake.Namespace, "causeway-node-1", "Failed", "kept-3")
+	c.Event("Pod", fake.Namespace, "causeway-node-gone", "Failed", "kept-4")
+	c.Event("DaemonSet", fake.Namespace, "causeway-node", "Failed", "kept-5")
+	all := ""
+	for name, data := range write(t, c) {
+		if i := strings.Index(data, marker); i >= 0 {
+			t.Errorf("%s has a value of another application: %s", name, data[max(0, i-80):i])
+		}
+		all += data
+	}
+	for _, kept := range []string{"kept-1", "kept-2", "kept-3", "kept-4", "kept-5", "name: theirs-1-2", "name: theirs-too", "name: their-service",
+		"holderIdentity", "storageClassName: causeway-hostpath"} {
+		if !strings.Contains(all, kept) {
+			t.Errorf("%q is not in the archive", kept)
+		}
+	}
+}
+
 func TestSecretsInText(t *testing.T) {
 	for in, want := range map[string]string{
 		"Bearer abcdefghijkl":                    "Bearer REDACTED",
@@ -142,6 +183,14 @@ func TestSecretsInText(t *testing.T) {
 		"- password: b\n  c: d\n- kept":          "- password: REDACTED\n  c: d\n- kept",
 		"2026-01-01T00:00:00.1Z password:\n2026-01-01T00:00:00.1Z   b\n2026-01-01T00:00:00.1Z kept": "2026-01-01T00:00:00.1Z password:\n2026-01-01T00:00:00.1Z kept",
 		"bypassed=1 keys=2 tokenless": "bypassed=1 keys=2 tokenless",
+		"db user:pw@tcp(h)/x kept":    "db REDACTED@tcp(h)/x kept",
+		`{"a":"u:p@h","image":"r/i:v1@sha256:0123456789abcdef0123456789abcdef"}`: `{"a":"REDACTED@h","image":"r/i:v1@sha256:0123456789abcdef0123456789abcdef"}`,
+		"r/i:v1@sha256:0123456789abcdef0123456789abcdef":                         "r/i:v1@sha256:0123456789abcdef0123456789abcdef",
+		"10:00:00 mail to user@host":                                             "10:00:00 mail to user@host",
+		"sentryDsn=x":                                                            "sentryDsn=REDACTED",
+		"connectionString: x":                                                    "connectionString: REDACTED",
+		"client-key: x":                                                          "client-key: REDACTED",
+		"dnsPolicy: x":                                                           "dnsPolicy: x",
 	} {
 		if got := text(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)

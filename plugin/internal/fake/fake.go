@@ -168,7 +168,8 @@ func (c *Cluster) node(name string) {
 			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: Driver, NodeID: name}}}},
 		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: name},
 			Spec: coordinationv1.LeaseSpec{RenewTime: &now}},
-		&storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "csisc-" + name},
+		&storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "csisc-" + name,
+			Labels: map[string]string{"csi.storage.k8s.io/drivername": Driver}},
 			StorageClassName: "causeway-hostpath", Capacity: &capacity,
 			NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{Driver + "/node": name}}})
 }
