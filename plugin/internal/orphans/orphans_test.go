@@ -357,6 +357,7 @@ func TestPendingClaimsAndReservationsAreReported(t *testing.T) {
 	byHand.Object["spec"] = map[string]any{"storageClassName": ""}
 	left := pv(v2)
 	left.SetLabels(map[string]string{reservationLabel: "true"})
+	left.SetName("causeway-orphan-x")
 	left.Object["spec"].(map[string]any)[volumePolicy] = "Delete"
 	c := fake.Healthy()
 	class := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": "other",
@@ -370,6 +371,41 @@ func TestPendingClaimsAndReservationsAreReported(t *testing.T) {
 	var text strings.Builder
 	if err := r.Text(&text); err != nil || !strings.Contains(text.String(), "Its policy is Delete: a sidecar deletes") {
 		t.Errorf("%v: %s", err, text.String())
+	}
+}
+
+// The label alone makes no reservation, whose policy a delete would set. The volume that the object names
+// is no orphan in any case.
+func TestAnObjectOfATenantIsNoReservation(t *testing.T) {
+	named := pv(v3).GetName()
+	of := func(kind, name string, spec map[string]any) *unstructured.Unstructured {
+		o := object(kind, spec)
+		o.SetName(name)
+		o.SetLabels(map[string]string{reservationLabel: "true"})
+		o.SetAnnotations(map[string]string{"note": v2, "snapshot": s2})
+		return o
+	}
+	bound := of("PersistentVolumeClaim", named, map[string]any{"volumeName": "x"})
+	bound.Object["status"] = map[string]any{"phase": "Bound"}
+	theirs := map[string]any{"driver": "other", "csi": map[string]any{"driver": "other", "volumeHandle": v2}, volumePolicy: "Delete", contentPolicy: "Delete"}
+	own := map[string]any{"driver": fake.Driver, "csi": map[string]any{"driver": fake.Driver, "volumeHandle": v2}, volumePolicy: "Delete", contentPolicy: "Delete"}
+	for _, o := range []*unstructured.Unstructured{bound, of("VolumeSnapshot", "causeway-orphan-a", own), of("VolumeGroupSnapshotContent", "causeway-orphan-a", own),
+		of("PersistentVolume", "causeway-orphan-a", theirs), of("VolumeSnapshotContent", "causeway-orphan-a", theirs), of("PersistentVolume", "my-volume", own),
+		of("VolumeSnapshotContent", "my-content", own), of("VolumeAttachment", "causeway-orphan-a", own)} {
+		s, clients := search(t, append(without(all(), 1, 4), o)...)
+		r, err := s.Find(t.Context())
+		if err != nil || len(r.Reservations) > 0 || len(r.Orphans) > 0 {
+			t.Fatalf("%s/%s: %+v, %v", o.GetKind(), o.GetName(), r, err)
+		}
+		d := Deletion{Search: *s, Report: r, Log: io.Discard}
+		if err := d.Reset(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, a := range clients.Dynamic.Actions() {
+			if a.GetVerb() != "list" {
+				t.Errorf("%s/%s: %s %s", o.GetKind(), o.GetName(), a.GetVerb(), a.GetResource().Resource)
+			}
+		}
 	}
 }
 
