@@ -40,14 +40,14 @@ func replaces(v *cluster.View, text string, since time.Time) bool {
 	code := fromCode(text)
 	passes := strings.HasPrefix(code, "code = Unavailable") || strings.HasPrefix(code, "code = Canceled") ||
 		notRegistered.match.MatchString(code)
-	return passes && v.Now.Add(v.ServerAhead).Sub(since) < patience
+	return passes && v.ServerNow().Sub(since) < patience
 }
 
 // waits reports whether an error of a mount or a delete, which began at since, is to be expected: the
 // driver was just replaced, or the volume is being copied. Later it is a finding.
 func waits(v *cluster.View, text string, since time.Time) bool {
 	copied := strings.HasPrefix(fromCode(text), "code = Aborted") && strings.Contains(text, "is being copied")
-	return replaces(v, text, since) || copied && v.Now.Add(v.ServerAhead).Sub(since) < longCall
+	return replaces(v, text, since) || copied && v.ServerNow().Sub(since) < longCall
 }
 
 // progress reports whether an error of a call for a new volume or snapshot, which began at since, is to
@@ -58,7 +58,7 @@ func progress(v *cluster.View, text string, since time.Time) bool {
 	if !strings.HasPrefix(code, "code = ") { // a sidecar that stopped waiting
 		goesOn = strings.Contains(text, "context deadline exceeded")
 	}
-	return replaces(v, text, since) || goesOn && v.Now.Add(v.ServerAhead).Sub(since) < longCall
+	return replaces(v, text, since) || goesOn && v.ServerNow().Sub(since) < longCall
 }
 
 func callChecks() []Check {
@@ -78,7 +78,7 @@ func callChecks() []Check {
 // latest returns the newest recent warning about an object with one of the reasons.
 func latest(v *cluster.View, kind, namespace, name string, reasons ...string) (corev1.Event, bool) {
 	for _, e := range v.EventsOf(kind, namespace, name) {
-		if v.Now.Add(v.ServerAhead).Sub(cluster.EventTime(e)) < recent && slices.Contains(reasons, e.Reason) {
+		if v.ServerNow().Sub(cluster.EventTime(e)) < recent && slices.Contains(reasons, e.Reason) {
 			return e, true
 		}
 	}
@@ -96,7 +96,7 @@ func first(e corev1.Event) time.Time {
 // began returns the time of the oldest warning about an object with a reason. A text that varies makes
 // several events of one failure.
 func began(v *cluster.View, kind, namespace, name, reason string) time.Time {
-	oldest := v.Now.Add(v.ServerAhead)
+	oldest := v.ServerNow()
 	for _, e := range v.EventsOf(kind, namespace, name) {
 		if t := first(e); e.Reason == reason && t.Before(oldest) {
 			oldest = t
@@ -168,7 +168,7 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 	for i := range v.PendingPods {
 		p := &v.PendingPods[i]
 		used := driversOf(v, p, volumes)
-		if v.Now.Sub(p.CreationTimestamp.Time) < 30*time.Second || len(used) == 0 {
+		if v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second || len(used) == 0 {
 			continue
 		}
 		object := "Pod/" + p.Namespace + "/" + p.Name

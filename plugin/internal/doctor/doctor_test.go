@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -39,6 +40,27 @@ func examine(t *testing.T, c *fake.Cluster) Report {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := Run(v, Checks())
+	for _, fast := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
+		if skewed := skew(v, fast); !reflect.DeepEqual(skewed, r) {
+			t.Errorf("with a clock of the operator that is %s fast: %+v, want %+v", fast, skewed, r)
+		}
+	}
+	return r
+}
+
+// skew returns the report of the same state by a machine with another clock.
+func skew(v *cluster.View, fast time.Duration) Report {
+	move := func(d time.Duration) {
+		v.Now, v.ServerAhead = v.Now.Add(d), v.ServerAhead-d
+		for _, d2 := range v.Drivers {
+			for _, p := range d2.Pods() {
+				p.DriverReady.Ahead -= d
+			}
+		}
+	}
+	move(fast)
+	defer move(-fast)
 	return Run(v, Checks())
 }
 
@@ -297,6 +319,9 @@ var faults = map[string]struct {
 	"a certificate at its end": {func(c *fake.Cluster) {
 		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds 1000")
 	}, "certificates", []string{"has expired", "1970"}},
+	"a certificate that ends in two minutes": {func(c *fake.Cluster) {
+		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+itoa(int(time.Now().Add(2*time.Minute).Unix())))
+	}, "certificates", []string{"expires in 0 days"}},
 	"a certificate near its end": {func(c *fake.Cluster) {
 		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+
 			resource.NewQuantity(time.Now().Add(80*time.Hour).Unix(), resource.DecimalSI).AsDec().String())
@@ -536,6 +561,27 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			for _, pod := range []string{controller1, controller2} {
 				c.Answer(pod, "sidecars", "/metrics", 200, "csi_sidecar_operations_seconds_count 1\n")
 			}
+		},
+		"pods that just started, and one that ends": func(c *fake.Cluster) {
+			fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
+			fake.Get[*storagev1.CSINode](c, "node-2").Spec.Drivers = nil
+			for _, name := range []string{"causeway-node-2", controller2} {
+				fake.Get[*corev1.Pod](c, name).CreationTimestamp = fake.Ago(10 * time.Second)
+				c.Answer(name, "sidecars", "/readyz", 503, "has not told its name yet")
+			}
+			fake.Get[*corev1.Pod](c, controller2).Status.Phase = corev1.PodPending
+			end := fake.Ago(time.Minute)
+			ends := fake.Get[*corev1.Pod](c, node1)
+			ends.DeletionTimestamp, ends.Finalizers = &end, []string{"a/b"}
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			fake.Get[*corev1.Pod](c, "app").CreationTimestamp = fake.Ago(10 * time.Second)
+			c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = NotFound desc = volume h`)
+			fake.Remove[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
+		},
+		"a node that just joined": func(c *fake.Cluster) {
+			fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
+			fake.Get[*corev1.Pod](c, "causeway-node-2").CreationTimestamp = fake.Ago(time.Minute)
 		},
 		"a driver that just started": func(c *fake.Cluster) { started(c, time.Minute) },
 	} {

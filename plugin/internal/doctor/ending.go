@@ -14,7 +14,7 @@ import (
 // podsThatEnd finds pods with a claim of the drivers that do not end. A pod on a node that is away has
 // the finding of its node. The deletionTimestamp of a pod is the end of its grace period.
 func podsThatEnd(v *cluster.View) (all []Finding) {
-	volumes, now := ours(v), v.Now.Add(v.ServerAhead)
+	volumes, now := ours(v), v.ServerNow()
 	for i := range v.EndingPods {
 		p := &v.EndingPods[i]
 		node := v.Node(p.Spec.NodeName)

@@ -85,7 +85,7 @@ func registration(v *cluster.View) (all []Finding) {
 		for _, p := range d.NodePods() {
 			name := p.Spec.NodeName
 			node := v.Node(name)
-			if name == "" || p.DeletionTimestamp != nil || v.Now.Sub(p.CreationTimestamp.Time) < patience ||
+			if name == "" || p.DeletionTimestamp != nil || v.ServerNow().Sub(p.CreationTimestamp.Time) < patience ||
 				node == nil || !cluster.NodeReady(node) || p.Status.Phase != corev1.PodRunning {
 				continue
 			}

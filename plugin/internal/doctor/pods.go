@@ -116,7 +116,7 @@ func pods(v *cluster.View) (all []Finding) {
 // podFault returns the fault of a pod, or nil.
 func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 	if p.DeletionTimestamp != nil {
-		if v.Now.Sub(p.DeletionTimestamp.Time) < patience {
+		if v.ServerNow().Sub(p.DeletionTimestamp.Time) < patience {
 			return nil
 		}
 		return &Finding{Severity: Warning, Object: p.Object(), Cause: "a pod of the driver does not end",
@@ -128,7 +128,7 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 			return f
 		}
 	}
-	if p.Status.Phase != corev1.PodPending || v.Now.Sub(p.CreationTimestamp.Time) < 30*time.Second {
+	if p.Status.Phase != corev1.PodPending || v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second {
 		return nil
 	}
 	evidence := podConditions(p)
@@ -237,7 +237,7 @@ func sidecarsReady(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.Pods() {
 			a := p.SidecarsReady
-			if !p.Asked || a.Err != nil || a.Status == 200 || v.Now.Sub(p.CreationTimestamp.Time) < 30*time.Second {
+			if !p.Asked || a.Err != nil || a.Status == 200 || v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second {
 				continue
 			}
 			m, ok := explain(a.Body, sidecarMessages)
