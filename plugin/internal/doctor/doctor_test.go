@@ -240,9 +240,16 @@ var faults = map[string]struct {
 	}, "clocks", []string{"Node/node-1", "is 5m0s behind that of the API server"}},
 	"unreadable records": {func(c *fake.Cluster) { c.Metric(node1, "causeway_unreadable_records 2") }, "storage-metrics",
 		[]string{"cannot be read", "causeway_unreadable_records 2"}},
-	"stalled copies": {func(c *fake.Cluster) { c.Metric(node1, "causeway_stalled_copies 1") }, "storage-metrics", []string{"copies hang"}},
-	"helpers exhausted": {func(c *fake.Cluster) { c.Metric(node1, `causeway_helpers{pool="freeze"} 64`) }, "storage-metrics",
-		[]string{"HelpersExhausted", `pool="freeze"`}},
+	"stalled copies": {func(c *fake.Cluster) { c.Metric(node1, "causeway_stalled_copies 1") }, "storage-metrics",
+		[]string{"copies hang in the kernel", "holds the lock of a file", "or the filesystem stalls", "dmesg"}},
+	"helpers exhausted": {func(c *fake.Cluster) {
+		c.Metric(node1, `causeway_helpers{pool="freeze"} 64`)
+		c.Metric(node1, `causeway_storage_conditions{reason="HelpersExhausted"} 1`)
+	}, "storage-metrics", []string{"HelpersExhausted", `pool="freeze"`}},
+	"helpers that are busy": {func(c *fake.Cluster) {
+		c.Metric(node1, `causeway_helpers{pool="copy"} 40`)
+		c.Metric(node1, `causeway_storage_conditions{reason="HelpersExhausted"} 0`)
+	}, "storage-metrics", []string{"helper processes are busy or hang", `pool="copy"`}},
 	"a panic": {func(c *fake.Cluster) { c.Metric(node1, "causeway_background_panics_total 1") }, "storage-metrics", []string{"panicked"}},
 	"a job that waits": {func(c *fake.Cluster) { c.Metric(node1, `causeway_slot_wait_seconds{resource="copy"} 700`) }, "storage-metrics",
 		[]string{"wait for a slot", "700 s"}},
@@ -764,6 +771,16 @@ func TestAnInvalidDriverNameIsANote(t *testing.T) {
 	r := examine(t, c)
 	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0].Cause, `Deployment/own of namespace tenant: "../../x"`) || r.Code() != CodeHealthy {
 		t.Errorf("%+v", r)
+	}
+}
+
+func TestHelpersThatWorkAreAWarning(t *testing.T) {
+	for name, want := range map[string]Severity{"helpers exhausted": Error, "helpers that are busy": Warning} {
+		c := fake.Healthy()
+		faults[name].inject(c)
+		if r := examine(t, c); len(r.Findings) != 1 || r.Findings[0].Severity != want {
+			t.Errorf("%s: %+v", name, r.Findings)
+		}
 	}
 }
 
