@@ -215,13 +215,14 @@ func deletes(v *cluster.View) (all []Finding) {
 	volumes := ours(v)
 	for i := range v.Volumes {
 		pv := &v.Volumes[i]
-		if volumes[pv.Name] == nil || pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
+		driver, phase := volumes[pv.Name], pv.Status.Phase
+		if driver == nil || phase != corev1.VolumeReleased && phase != corev1.VolumeFailed {
 			continue
 		}
 		const reason = "VolumeFailedDelete"
 		if e, ok := latest(v, "PersistentVolume", "", pv.Name, reason); ok &&
 			!waits(v, e.Message, began(v, "PersistentVolume", "", pv.Name, reason)) {
-			f := called([]*cluster.Driver{volumes[pv.Name]}, "PersistentVolume/"+pv.Name, "the volume cannot be deleted",
+			f := called([]*cluster.Driver{driver}, "PersistentVolume/"+pv.Name, "the volume cannot be deleted",
 				e.Message, pageDelete)
 			if strings.Contains(e.Message, "code = FailedPrecondition") {
 				f.Page = pageDelete
@@ -250,7 +251,8 @@ func snapshots(v *cluster.View) (all []Finding) {
 			if progress(v, text, since.Time) {
 				continue
 			}
-			all = append(all, called([]*cluster.Driver{v.Driver(driver)}, c.GetKind()+"/"+c.GetName(), effect, text, page))
+			all = append(all, called([]*cluster.Driver{v.Driver(driver)}, c.GetKind()+"/"+c.GetName(), effect, text,
+				page))
 		}
 	}
 	return all

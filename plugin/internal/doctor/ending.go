@@ -23,7 +23,8 @@ func podsThatEnd(v *cluster.View) (all []Finding) {
 			continue
 		}
 		all = append(all, Finding{Severity: Error, Object: "Pod/" + p.Namespace + "/" + p.Name,
-			Cause: "a pod with a volume does not end", Evidence: endEvidence(p, now) + failedUnmounts(v, p.Spec.NodeName),
+			Cause:    "a pod with a volume does not end",
+			Evidence: endEvidence(p, now) + failedUnmounts(v, p.Spec.NodeName),
 			Remedy: "on the node: crictl ps -a shows whether a container still runs, as the kubelet unmounts after " +
 				"its end; then see the log of the driver on that node" + logOf(v, p.Spec.NodeName), Page: pagePodEnd})
 	}

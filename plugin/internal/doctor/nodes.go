@@ -166,8 +166,9 @@ func clocks(v *cluster.View) (all []Finding) {
 				all = append(all, Finding{Severity: Warning, Object: "Node/" + p.Spec.NodeName,
 					Cause: "the clock of the node and that of the API server differ: certificates look expired " +
 						"or not yet valid",
-					Evidence: fmt.Sprintf("the clock of the node is %s %s that of the API server", skew.Abs(), direction),
-					Remedy:   "synchronize the clock of the node (NTP)", Page: pageCerts})
+					Evidence: fmt.Sprintf("the clock of the node is %s %s that of the API server", skew.Abs(),
+						direction),
+					Remedy: "synchronize the clock of the node (NTP)", Page: pageCerts})
 			}
 		}
 	}

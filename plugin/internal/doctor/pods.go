@@ -237,7 +237,8 @@ func sidecarsReady(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.Pods() {
 			a := p.SidecarsReady
-			if !p.Asked || a.Err != nil || a.Status == 200 || v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second {
+			age := v.ServerNow().Sub(p.CreationTimestamp.Time)
+			if !p.Asked || a.Err != nil || a.Status == 200 || age < 30*time.Second {
 				continue
 			}
 			m, ok := explain(a.Body, sidecarMessages)

@@ -36,8 +36,8 @@ var limits = []limit{
 	{"causeway_unreadable_records", 0, Error, "records of volumes, snapshots or groups cannot be read: the driver " +
 		"leaves these alone",
 		"see RecordUnreadable: the log of the driver names the files", pageVolume, ""},
-	{"causeway_stalled_copies", 0, Error, "copies hang in the kernel: a process in a pod holds the lock of a file, or " +
-		"the filesystem stalls",
+	{"causeway_stalled_copies", 0, Error, "copies hang in the kernel: a process in a pod holds the lock of a file, " +
+		"or the filesystem stalls",
 		"end the pods that use the volumes with CopyStalled; if the copies still hang, see dmesg on the node",
 		pageVolume, ""},
 	{helpers, manyHelpers, Warning, "helper processes are busy or hang", "see causeway_copies; if the number stays, " +

@@ -191,6 +191,9 @@ func (n *names) object(kind string, o *unstructured.Unstructured) error {
 // reserves returns the field of the policy of a reservation for the driver, or "" for another object: a
 // tenant can give the label to a claim. The IDs of both count as named.
 func (n *names) reserves(kind string, o *unstructured.Unstructured) string {
+	if o.GetLabels()[reservationLabel] == "" || !strings.HasPrefix(o.GetName(), reservationPrefix) {
+		return ""
+	}
 	field, driver := "", ""
 	switch kind {
 	case volumeKind:
@@ -200,7 +203,7 @@ func (n *names) reserves(kind string, o *unstructured.Unstructured) string {
 		field = contentPolicy
 		driver, _, _ = unstructured.NestedString(o.Object, "spec", "driver")
 	}
-	if o.GetLabels()[reservationLabel] == "" || !strings.HasPrefix(o.GetName(), reservationPrefix) || driver != n.driver {
+	if driver != n.driver {
 		return ""
 	}
 	return field
