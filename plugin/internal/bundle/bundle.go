@@ -65,8 +65,8 @@ func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, ou
 	return zip.Close()
 }
 
-// add adds a file. The text has no secrets by now. A name that leaves the directory of the archive, here
-// or on Windows, is not added.
+// add adds a file. The text has no secrets by now. A name that leaves the directory of the archive,
+// here or on Windows, is not added.
 func (b *bundle) add(name string, data []byte) error {
 	if !fs.ValidPath(name) || strings.ContainsAny(name, `\:`) {
 		b.lack(fmt.Sprintf("file %q", name), errors.New("invalid name"))
@@ -119,8 +119,8 @@ func resource(group, version, name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: group, Version: version, Resource: name}
 }
 
-// collections are the kinds of the archive, owners first and events after their objects. Secret is not
-// among them.
+// collections are the kinds of the archive, owners first and events after their objects. Secret is
+// not among them.
 var collections = []collection{
 	{resource("apps", "v1", "deployments"), true}, {resource("apps", "v1", "daemonsets"), true},
 	{resource("apps", "v1", "replicasets"), true}, {resource("", "v1", "pods"), true}, {resource("", "v1",
@@ -160,8 +160,8 @@ func (b *bundle) namespaces() (all []string) {
 	return slices.Compact(all)
 }
 
-// list adds the objects of a kind in a file. The namespace of a driver may be that of other applications:
-// of their objects it adds the names.
+// list adds the objects of a kind in a file. The namespace of a driver may be that of other
+// applications: of their objects it adds the names.
 func (b *bundle) list(ctx context.Context, c collection, namespace string) error {
 	r := c.resource
 	l, err := b.client.Dynamic.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
@@ -185,9 +185,9 @@ func (b *bundle) list(ctx context.Context, c collection, namespace string) error
 	return b.add(path.Join("objects", namespace, r.GroupResource().String()+".yaml"), bytes.Join(docs, []byte("---\n")))
 }
 
-// owns reports whether an object of a namespace belongs to the installation: it has the label of the
-// chart, an owner that has it, or the name of a driver; or it is an event about such an object. Names of
-// pods begin with that of their owner, so events about pods that are gone stay.
+// owns reports whether an object of a namespace belongs to the installation: it has the label of
+// the chart, an owner that has it, or the name of a driver; or it is an event about such an object.
+// Names of pods begin with that of their owner, so events about pods that are gone stay.
 func (b *bundle) owns(o *unstructured.Unstructured) bool {
 	key := func(kind, name string) string { return kind + "/" + o.GetNamespace() + "/" + name }
 	label, value, _ := strings.Cut(cluster.PartOf, "=")

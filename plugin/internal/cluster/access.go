@@ -215,11 +215,11 @@ const (
 	ListTimeout = 5 * time.Minute // for all volumes of a driver
 )
 
-// maxOutput is the largest output of a command, in bytes: the list of a driver with 200,000 volumes.
+// maxOutput is the largest output of a command, in bytes.
 const maxOutput = 64 << 20
 
-// Run runs a command in the container of the driver and returns its output. Errors: those of Exec, the
-// end of the time, more output than maxOutput. With an error there is no output.
+// Run runs a command in the container of the driver and returns its output. Errors: those of Exec,
+// the end of the time, more output than maxOutput. With an error there is no output.
 func Run(ctx context.Context, c Client, pod *corev1.Pod, limit time.Duration, command ...string) ([]byte, error) {
 	ctx, end := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %s", limit))
 	defer end()
@@ -238,8 +238,8 @@ func Run(ctx context.Context, c Client, pod *corev1.Pod, limit time.Duration, co
 
 var errTooMuch = fmt.Errorf("the output has more than %d bytes", maxOutput)
 
-// bounded keeps up to limit bytes, and calls full if there are more. The executor ignores the error of
-// a Write and reads on.
+// bounded keeps up to limit bytes, and calls full if there are more. The executor ignores the error
+// of a Write and reads on.
 type bounded struct {
 	data  bytes.Buffer
 	limit int

@@ -181,8 +181,8 @@ func (v *View) Serves(gv schema.GroupVersion) bool {
 	return slices.Contains(v.Groups[gv.Group], gv.Version)
 }
 
-// ServerNow returns the time of the view by the clock of the API server: times in objects are compared
-// with it, not with the clock of the operator's machine.
+// ServerNow returns the time of the view by the clock of the API server: times in objects are
+// compared with it, not with the clock of the operator's machine.
 func (v *View) ServerNow() time.Time { return v.Now.Add(v.ServerAhead) }
 
 // Driver returns the driver with a name, or nil.

@@ -20,8 +20,8 @@ const recent = 10 * time.Minute
 // and the sidecar calls again.
 const longCall = 15 * time.Minute
 
-// fromCode returns the text of an error from its code, or the whole text. The snapshotter quotes the
-// error, and the API server may cut it.
+// fromCode returns the text of an error from its code, or the whole text. The snapshotter quotes
+// the error, and the API server may cut it.
 func fromCode(text string) string {
 	at := strings.Index(text, "code = ")
 	if at < 0 {
@@ -105,8 +105,8 @@ func began(v *cluster.View, kind, namespace, name, reason string) time.Time {
 	return oldest
 }
 
-// called returns the finding of an error of a call to one of the drivers. effect is for users, page for
-// an unknown error. own are errors that have a meaning of their own for this kind of call.
+// called returns the finding of an error of a call to one of the drivers. effect is for users, page
+// for an unknown error. own are errors that have a meaning of their own for this kind of call.
 func called(drivers []*cluster.Driver, object, effect, text, page string, own ...message) Finding {
 	words, all := unnamed(fromCode(text)), slices.Concat(callMessages, own, codeMessages)
 	if !slices.ContainsFunc(drivers, (*cluster.Driver).SMB) && !strings.Contains(words, " //") {

@@ -139,9 +139,9 @@ var podMessages = []message{
 	known(`forbidden`, "the API server rejects the pods", "see the message", "docs/how-to/install.md#privileges"),
 }
 
-// callMessages are errors of calls, in events of claims, pods and contents. They are compared with the
-// text from its first "code = ", without the quoted names in it (unnamed): a tenant chooses the names
-// of files. Messages of the router have no such name, and are anchored.
+// callMessages are errors of calls, in events of claims, pods and contents. They are compared with
+// the text from its first "code = ", without the quoted names in it (unnamed): a tenant chooses the
+// names of files. Messages of the router have no such name, and are anchored.
 var callMessages = []message{
 	known(`^code = Unavailable desc = connection error: desc = "[^"]*dial unix `,
 		"the driver does not run on the node, or its socket does not answer",
@@ -298,8 +298,8 @@ var conditionMessages = map[string]message{
 const lookFirst = "look for the directory of the volume on the disks of the node and move it back, or bring the disk " +
 	"back; only if the data is lost for good, replace the node, and then delete the claim, as on the page"
 
-// quoted matches a name in the format %q, or the begin of a name in a text that was cut. The texts of
-// the gRPC client in connection errors are not names.
+// quoted matches a name in the format %q, or the begin of a name in a text that was cut. The texts
+// of the gRPC client in connection errors are not names.
 var quoted = regexp.MustCompile(`(?s)(connection error: desc = )?"(?:[^"\\]|\\.)*("|\\?\z)`)
 
 // unnamed returns a text without the quoted names in it.

@@ -23,8 +23,8 @@ func Exec(c cluster.Client, d *cluster.Driver, program string) func(context.Cont
 	}
 }
 
-// InController runs a command of the driver in a ready pod of its controller. If it fails there, the
-// next ready pod gets its turn.
+// InController runs a command of the driver in a ready pod of its controller. If it fails there,
+// the next ready pod gets its turn.
 func InController(ctx context.Context, c cluster.Client, d *cluster.Driver, limit time.Duration, command ...string) (
 	[]byte, error) {
 	var failed []error

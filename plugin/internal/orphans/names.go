@@ -188,8 +188,8 @@ func (n *names) object(kind string, o *unstructured.Unstructured) error {
 	return nil
 }
 
-// reserves returns the field of the policy of a reservation for the driver, or "" for another object: a
-// tenant can give the label to a claim. The IDs of both count as named.
+// reserves returns the field of the policy of a reservation for the driver, or "" for another
+// object: a tenant can give the label to a claim. The IDs of both count as named.
 func (n *names) reserves(kind string, o *unstructured.Unstructured) string {
 	if o.GetLabels()[reservationLabel] == "" || !strings.HasPrefix(o.GetName(), reservationPrefix) {
 		return ""

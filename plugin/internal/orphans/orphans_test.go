@@ -374,8 +374,8 @@ func TestPendingClaimsAndReservationsAreReported(t *testing.T) {
 	}
 }
 
-// The label alone makes no reservation, whose policy a delete would set. The volume that the object names
-// is no orphan in any case.
+// The label alone makes no reservation, whose policy a delete would set. The volume that the object
+// names is no orphan in any case.
 func TestAnObjectOfATenantIsNoReservation(t *testing.T) {
 	named := pv(v3).GetName()
 	of := func(kind, name string, spec map[string]any) *unstructured.Unstructured {
