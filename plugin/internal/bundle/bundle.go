@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
@@ -43,13 +45,15 @@ type bundle struct {
 	now     time.Time
 	files   []string // lines of the manifest
 	missing []string
+	own     map[string]bool // objects of the installation, by kind, namespace and name
 }
 
 // Write writes the archive. What cannot be collected is in its MANIFEST, with the reason. Errors:
 // those of out.
 func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, out io.Writer) error {
 	zip := gzip.NewWriter(out)
-	b := &bundle{client: c, view: v, options: o, out: tar.NewWriter(zip), now: time.Now(), missing: v.Missing()}
+	b := &bundle{client: c, view: v, options: o, out: tar.NewWriter(zip), now: time.Now(), missing: v.Missing(),
+		own: map[string]bool{}}
 	for _, part := range []func(context.Context) error{b.summary, b.objects, b.answers, b.records, b.logs, b.manifest} {
 		if err := part(ctx); err != nil {
 			return err
@@ -61,8 +65,13 @@ func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, ou
 	return zip.Close()
 }
 
-// add adds a file. The text has no secrets by now.
+// add adds a file. The text has no secrets by now. A name that leaves the directory of the archive,
+// here or on Windows, is not added.
 func (b *bundle) add(name string, data []byte) error {
+	if !fs.ValidPath(name) || strings.ContainsAny(name, `\:`) {
+		b.lack(fmt.Sprintf("file %q", name), errors.New("invalid name"))
+		return nil
+	}
 	b.files = append(b.files, fmt.Sprintf("%10d  %s", len(data), name))
 	h := &tar.Header{Name: path.Join("causeway-bundle", name), Mode: 0o600, Size: int64(len(data)), ModTime: b.now,
 		Typeflag: tar.TypeReg}
@@ -110,7 +119,8 @@ func resource(group, version, name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: group, Version: version, Resource: name}
 }
 
-// collections are the kinds of the archive. Secret is not among them.
+// collections are the kinds of the archive, owners first and events after their objects. Secret is
+// not among them.
 var collections = []collection{
 	{resource("apps", "v1", "deployments"), true}, {resource("apps", "v1", "daemonsets"), true},
 	{resource("apps", "v1", "replicasets"), true}, {resource("", "v1", "pods"), true}, {resource("", "v1",
@@ -134,7 +144,7 @@ func (b *bundle) objects(ctx context.Context) error {
 			namespaces = b.namespaces()
 		}
 		for _, ns := range namespaces {
-			if err := b.list(ctx, c.resource, ns); err != nil {
+			if err := b.list(ctx, c, ns); err != nil {
 				return err
 			}
 		}
@@ -150,8 +160,10 @@ func (b *bundle) namespaces() (all []string) {
 	return slices.Compact(all)
 }
 
-// list adds the objects of a kind in a file.
-func (b *bundle) list(ctx context.Context, r schema.GroupVersionResource, namespace string) error {
+// list adds the objects of a kind in a file. The namespace of a driver may be that of other
+// applications: of their objects it adds the names.
+func (b *bundle) list(ctx context.Context, c collection, namespace string) error {
+	r := c.resource
 	l, err := b.client.Dynamic.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		b.lack("objects "+r.GroupResource().String(), err)
@@ -159,13 +171,46 @@ func (b *bundle) list(ctx context.Context, r schema.GroupVersionResource, namesp
 	}
 	var docs [][]byte
 	for i := range l.Items {
-		doc, err := yaml.Marshal(object(l.Items[i].Object))
+		o := &l.Items[i]
+		content := o.Object
+		if c.namespaced && !b.owns(o) {
+			content = names(content)
+		}
+		doc, err := yaml.Marshal(object(content))
 		if err != nil {
 			return err
 		}
 		docs = append(docs, doc)
 	}
 	return b.add(path.Join("objects", namespace, r.GroupResource().String()+".yaml"), bytes.Join(docs, []byte("---\n")))
+}
+
+// owns reports whether an object of a namespace belongs to the installation: it has the label of
+// the chart, an owner that has it, or the name of a driver; or it is an event about such an object.
+// Names of pods begin with that of their owner, so events about pods that are gone stay.
+func (b *bundle) owns(o *unstructured.Unstructured) bool {
+	key := func(kind, name string) string { return kind + "/" + o.GetNamespace() + "/" + name }
+	label, value, _ := strings.Cut(cluster.PartOf, "=")
+	owned := o.GetLabels()[label] == value
+	for _, owner := range o.GetOwnerReferences() {
+		owned = owned || b.own[key(owner.Kind, owner.Name)]
+	}
+	for _, d := range b.view.Drivers {
+		owned = owned || o.GetLabels()["csi.storage.k8s.io/drivername"] == d.Name ||
+			o.GetKind() == "Lease" && strings.Contains(o.GetName(), strings.ReplaceAll(d.Name, ".", "-"))
+	}
+	if o.GetKind() == "Event" {
+		kind, _, _ := unstructured.NestedString(o.Object, "involvedObject", "kind")
+		name, _, _ := unstructured.NestedString(o.Object, "involvedObject", "name")
+		owned = b.own[key(kind, name)]
+		if at := strings.LastIndex(name, "-"); at > 0 && kind == "Pod" {
+			owned = owned || b.own[key("DaemonSet", name[:at])] || b.own[key("ReplicaSet", name[:at])]
+		}
+	}
+	if owned {
+		b.own[key(o.GetKind(), o.GetName())] = true
+	}
+	return owned
 }
 
 // answers adds the answers of the ports of pods.
@@ -196,12 +241,12 @@ func (b *bundle) answers(ctx context.Context) error {
 // records adds the volumes and snapshots that the drivers hold.
 func (b *bundle) records(ctx context.Context) error {
 	for _, d := range b.view.Drivers {
-		var out bytes.Buffer
-		if err := orphans.InController(ctx, b.client, d, []string{b.options.Program, "list"}, &out); err != nil {
+		out, err := orphans.InController(ctx, b.client, d, cluster.ListTimeout, b.options.Program, "list")
+		if err != nil {
 			b.lack("records of "+d.Name, err)
 			continue
 		}
-		if err := b.add(path.Join("records", d.Name+".json"), []byte(jsonText(out.String()))); err != nil {
+		if err := b.add(path.Join("records", d.Name+".json"), []byte(jsonText(string(out)))); err != nil {
 			return err
 		}
 	}

@@ -10,10 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -37,7 +40,12 @@ func write(t *testing.T, c *fake.Cluster) map[string]string {
 	if err := Write(context.Background(), clients.Client, v, Options{Version: "test", LogLimit: 1 << 20, Program: "/driver"}, &out); err != nil {
 		t.Fatal(err)
 	}
-	zip, err := gzip.NewReader(&out)
+	return read(t, &out)
+}
+
+func read(t *testing.T, in io.Reader) map[string]string {
+	t.Helper()
+	zip, err := gzip.NewReader(in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,6 +57,9 @@ func write(t *testing.T, c *fake.Cluster) map[string]string {
 		}
 		if err != nil {
 			t.Fatal(err)
+		}
+		if !fs.ValidPath(h.Name) || strings.Contains(h.Name, `\`) || !strings.HasPrefix(h.Name, "causeway-bundle/") {
+			t.Errorf("the archive has the name %q", h.Name)
 		}
 		data, err := io.ReadAll(r)
 		if err != nil {
@@ -72,7 +83,9 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 			Labels: map[string]string{"owner": "helm", "app.kubernetes.io/part-of": "causeway"}}, Data: map[string]string{"release": marker}})
 	p := fake.Get[*corev1.Pod](c, "causeway-node-1")
 	p.Spec.Containers[0].Env = append(p.Spec.Containers[0].Env, corev1.EnvVar{Name: "SMB_PASSWORD", Value: marker},
-		corev1.EnvVar{Name: "URL", Value: "https://user:" + marker + "@server/x"}, corev1.EnvVar{Name: "KEPT", Value: "kept-env"})
+		corev1.EnvVar{Name: "URL", Value: "https://user:" + marker + "@server/x"}, corev1.EnvVar{Name: "KEPT", Value: "kept-env"},
+		corev1.EnvVar{Name: "DATABASE_DSN", Value: marker}, corev1.EnvVar{Name: "CONNECTION_STRING", Value: marker}, corev1.EnvVar{Name: "CLIENT_KEY", Value: marker},
+		corev1.EnvVar{Name: "DATABASE", Value: "user:" + marker + "@tcp(host:3306)/db"})
 	p.Spec.Containers[0].Args = append(p.Spec.Containers[0].Args, "--smb-password="+marker, "--token", marker, `--json={"secret":"`+marker+`"}`)
 	p.Status.ContainerStatuses[0].RestartCount = 1
 	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-1"}, Spec: corev1.PersistentVolumeSpec{
@@ -115,6 +128,45 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 	}
 }
 
+// The driver may be in kube-system, with other applications.
+func TestObjectsOfOthersAreNames(t *testing.T) {
+	c := fake.Healthy()
+	meta := func(name, kind, owner string) metav1.ObjectMeta {
+		m := metav1.ObjectMeta{Namespace: fake.Namespace, Name: name}
+		if owner != "" {
+			m.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: owner}}
+		}
+		return m
+	}
+	template := func(value string) corev1.PodTemplateSpec {
+		return corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "x", Env: []corev1.EnvVar{{Name: "X", Value: value}}}}}}
+	}
+	c.Add(&appsv1.Deployment{ObjectMeta: meta("theirs", "", ""), Spec: appsv1.DeploymentSpec{Template: template(marker)}},
+		&appsv1.DaemonSet{ObjectMeta: meta("theirs-too", "", ""), Spec: appsv1.DaemonSetSpec{Template: template(marker)}},
+		&appsv1.ReplicaSet{ObjectMeta: meta("theirs-1", "Deployment", "theirs"), Spec: appsv1.ReplicaSetSpec{Template: template(marker)}},
+		&corev1.Pod{ObjectMeta: meta("theirs-1-2", "ReplicaSet", "theirs-1"), Spec: template(marker).Spec},
+		&appsv1.ReplicaSet{ObjectMeta: meta("causeway-controller-6d", "Deployment", "causeway-controller"), Spec: appsv1.ReplicaSetSpec{Template: template("kept-1")}},
+		&corev1.Pod{ObjectMeta: meta("causeway-controller-6d-x", "ReplicaSet", "causeway-controller-6d"), Spec: template("kept-2").Spec},
+		&corev1.Service{ObjectMeta: meta("their-service", "", ""), Spec: corev1.ServiceSpec{ExternalName: marker}})
+	c.Event("Pod", fake.Namespace, "theirs-1-2", "Failed", "x "+marker)
+	c.Event("Pod", fake.Namespace, "causeway-node-1", "Failed", "kept-3")
+	c.Event("Pod", fake.Namespace, "causeway-node-gone", "Failed", "kept-4")
+	c.Event("DaemonSet", fake.Namespace, "causeway-node", "Failed", "kept-5")
+	all := ""
+	for name, data := range write(t, c) {
+		if i := strings.Index(data, marker); i >= 0 {
+			t.Errorf("%s has a value of another application: %s", name, data[max(0, i-80):i])
+		}
+		all += data
+	}
+	for _, kept := range []string{"kept-1", "kept-2", "kept-3", "kept-4", "kept-5", "name: theirs-1-2", "name: theirs-too", "name: their-service",
+		"holderIdentity", "storageClassName: causeway-hostpath"} {
+		if !strings.Contains(all, kept) {
+			t.Errorf("%q is not in the archive", kept)
+		}
+	}
+}
+
 func TestSecretsInText(t *testing.T) {
 	for in, want := range map[string]string{
 		"Bearer abcdefghijkl":                    "Bearer REDACTED",
@@ -131,6 +183,14 @@ func TestSecretsInText(t *testing.T) {
 		"- password: b\n  c: d\n- kept":          "- password: REDACTED\n  c: d\n- kept",
 		"2026-01-01T00:00:00.1Z password:\n2026-01-01T00:00:00.1Z   b\n2026-01-01T00:00:00.1Z kept": "2026-01-01T00:00:00.1Z password:\n2026-01-01T00:00:00.1Z kept",
 		"bypassed=1 keys=2 tokenless": "bypassed=1 keys=2 tokenless",
+		"db user:pw@tcp(h)/x kept":    "db REDACTED@tcp(h)/x kept",
+		`{"a":"u:p@h","image":"r/i:v1@sha256:0123456789abcdef0123456789abcdef"}`: `{"a":"REDACTED@h","image":"r/i:v1@sha256:0123456789abcdef0123456789abcdef"}`,
+		"r/i:v1@sha256:0123456789abcdef0123456789abcdef":                         "r/i:v1@sha256:0123456789abcdef0123456789abcdef",
+		"10:00:00 mail to user@host":                                             "10:00:00 mail to user@host",
+		"sentryDsn=x":                                                            "sentryDsn=REDACTED",
+		"connectionString: x":                                                    "connectionString: REDACTED",
+		"client-key: x":                                                          "client-key: REDACTED",
+		"dnsPolicy: x":                                                           "dnsPolicy: x",
 	} {
 		if got := text(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
@@ -221,5 +281,44 @@ func TestTheEndOfALogIsKept(t *testing.T) {
 	}
 	if data, cut, err = end(strings.NewReader("a\nb\n"), 100); err != nil || cut || string(data) != "a\nb\n" {
 		t.Errorf("%q, %v, %v", data, cut, err)
+	}
+}
+
+// A tenant can make a Deployment with the labels of this project.
+func TestNoNameLeavesTheDirectory(t *testing.T) {
+	for _, name := range []string{"../../../x", "/etc/x", "a/b", "..", ".a", "a-", "", `a\b`, "a:b", strings.Repeat("a", 64), "a\nb"} {
+		c := fake.Healthy()
+		own := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
+		own.Namespace, own.Name = "tenant", "own"
+		args := own.Spec.Template.Spec.Containers[0].Args
+		for i := range args {
+			if strings.HasPrefix(args[i], "--driver-name=") {
+				args[i] = "--driver-name=" + name
+			}
+		}
+		c.Add(own)
+		files := write(t, c)
+		if n := strings.Count(strings.Join(slices.Collect(maps.Keys(files)), " "), "records/"); n != 0 || name != "" && !strings.Contains(files["MANIFEST"], "own of namespace tenant") {
+			t.Errorf("%q: %d, %s", name, n, files["MANIFEST"])
+		}
+	}
+	c := fake.Healthy()
+	c.Pods.OnExec = func(_, _ string, _ []string, out io.Writer) error {
+		_, err := io.WriteString(out, "{}")
+		return err
+	}
+	clients := c.Clients()
+	v, err := cluster.Gather(context.Background(), clients.Client, cluster.Selection{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.Drivers[0].Name = "../../../x"
+	var out bytes.Buffer
+	if err := Write(context.Background(), clients.Client, v, Options{Program: "/driver"}, &out); err != nil {
+		t.Fatal(err)
+	}
+	files := read(t, &out)
+	if !strings.Contains(files["MANIFEST"], `file "../../x.json": invalid name`) {
+		t.Errorf("%s", files["MANIFEST"])
 	}
 }

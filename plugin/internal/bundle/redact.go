@@ -16,7 +16,8 @@ const redacted = "REDACTED"
 // secretWords mark the names of secrets: of environment variables, keys, flags and parameters. They
 // count anywhere in a name.
 const secretWords = `(?:password|passwd|passphrase|pass(?:[-_.0-9]|\b)|pwd|secret|token|credential|keytab|` +
-	`authorization|bearer|cookie|(?:account|access|api|private|encryption|shared|signing|master|ssh|auth)[-_. ]?key)`
+	`authorization|bearer|cookie|dsn(?:[-_.0-9]|\b)|connection[-_. ]?string|` +
+	`(?:account|access|api|private|client|encryption|shared|signing|master|ssh|auth)[-_. ]?key)`
 
 var secretWord = regexp.MustCompile(`(?i)` + secretWords)
 
@@ -52,6 +53,19 @@ var (
 		{regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*)?`), redacted}, // a JSON web token
 	}
 )
+
+// A user and a password before a host, without a scheme. A digest of an image looks alike.
+var (
+	userInfo = regexp.MustCompile(`[\w.+%$~-]+:(?:[^/\s@]|/[^/\s])\S*@`)
+	digest   = regexp.MustCompile(`@(sha(?:256|512):[0-9a-f]{32,})`)
+	noDigest = regexp.MustCompile(`\x00(sha(?:256|512):[0-9a-f]{32,})`)
+)
+
+// users removes users with passwords from a line.
+func users(line string) string {
+	line = userInfo.ReplaceAllString(digest.ReplaceAllString(line, "\x00${1}"), redacted+"@")
+	return noDigest.ReplaceAllString(line, "@${1}")
+}
 
 var (
 	// assignment matches a secret word in a name, the rest of the name, and a separator; or a flag
@@ -106,7 +120,7 @@ func text(s string) string {
 		for _, p := range patterns {
 			line = p.match.ReplaceAllString(line, p.with)
 		}
-		kept = append(kept, line)
+		kept = append(kept, users(line))
 	}
 	return strings.Join(kept, "\n")
 }
@@ -235,14 +249,20 @@ func structured(v any) bool {
 	return false
 }
 
+// names returns the kind and the names of an object.
+func names(o map[string]any) map[string]any {
+	m, _ := o["metadata"].(map[string]any)
+	return map[string]any{"apiVersion": o["apiVersion"], "kind": o["kind"], "metadata": map[string]any{
+		"name": m["name"], "namespace": m["namespace"]}}
+}
+
 // configMap removes the values of a ConfigMap, and keeps those of files of this project: others in
 // the namespace belong to other applications, and Helm may keep the values of a release there.
 func configMap(o map[string]any) map[string]any {
 	m, _ := o["metadata"].(map[string]any)
 	labels, _ := m["labels"].(map[string]any)
 	if labels["owner"] == "helm" || labels["app.kubernetes.io/part-of"] != "causeway" {
-		return map[string]any{"apiVersion": o["apiVersion"], "kind": o["kind"], "metadata": map[string]any{
-			"name": m["name"], "namespace": m["namespace"]}}
+		return names(o)
 	}
 	delete(o, "binaryData")
 	data, _ := o["data"].(map[string]any)

@@ -209,6 +209,51 @@ func (a *apiPods) Exec(ctx context.Context, pod *corev1.Pod, container string, c
 	return err
 }
 
+// Times for a command in a pod. A disk that stalls can hold a command for ever.
+const (
+	ExecTimeout = 30 * time.Second
+	ListTimeout = 5 * time.Minute // for all volumes of a driver
+)
+
+// maxOutput is the largest output of a command, in bytes.
+const maxOutput = 64 << 20
+
+// Run runs a command in the container of the driver and returns its output. Errors: those of Exec,
+// the end of the time, more output than maxOutput. With an error there is no output.
+func Run(ctx context.Context, c Client, pod *corev1.Pod, limit time.Duration, command ...string) ([]byte, error) {
+	ctx, end := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %s", limit))
+	defer end()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out := bounded{limit: maxOutput, full: func() { cancel(errTooMuch) }}
+	err := c.Pods.Exec(ctx, pod, container, command, &out)
+	switch {
+	case ctx.Err() != nil: // Exec may still write to out
+		return nil, context.Cause(ctx)
+	case err != nil:
+		return nil, err
+	}
+	return out.data.Bytes(), nil
+}
+
+var errTooMuch = fmt.Errorf("the output has more than %d bytes", maxOutput)
+
+// bounded keeps up to limit bytes, and calls full if there are more. The executor ignores the error
+// of a Write and reads on.
+type bounded struct {
+	data  bytes.Buffer
+	limit int
+	full  func()
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.data.Len()+len(p) > b.limit {
+		b.full()
+		return 0, errTooMuch
+	}
+	return b.data.Write(p)
+}
+
 // tail keeps the last 8 KiB that are written to it.
 type tail struct{ bytes.Buffer }
 

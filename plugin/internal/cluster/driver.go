@@ -2,6 +2,8 @@ package cluster
 
 import (
 	"cmp"
+	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -154,13 +156,22 @@ func port(pod *corev1.Pod, name string) int32 {
 	return 0
 }
 
+// validName is a name that the driver accepts. CSI spec v1.13, GetPluginInfo.
+var validName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
+
 // drivers returns the drivers of workloads: those whose pods have a container driver with the flag
 // --driver-name. The names in the chart's values may differ, so no name of an object is fixed.
-func drivers(deployments []appsv1.Deployment, daemonSets []appsv1.DaemonSet) []*Driver {
+// Every tenant can make such a workload. One with an invalid name is none of a driver: strange
+// names it.
+func drivers(deployments []appsv1.Deployment, daemonSets []appsv1.DaemonSet) (all []*Driver, strange []string) {
 	found := map[[2]string]*Driver{}
 	of := func(o metav1.Object, w *Workload) *Driver {
 		name := w.Argument("driver-name")
 		if name == "" {
+			return nil
+		}
+		if !validName.MatchString(name) {
+			strange = append(strange, fmt.Sprintf("%s of namespace %s: %.80q", w.Object(), w.Namespace, name))
 			return nil
 		}
 		key := [2]string{w.Namespace, name}
@@ -190,12 +201,11 @@ func drivers(deployments []appsv1.Deployment, daemonSets []appsv1.DaemonSet) []*
 			driver.Nodes = append(driver.Nodes, w)
 		}
 	}
-	all := make([]*Driver, 0, len(found))
 	for _, d := range found {
 		all = append(all, d)
 	}
 	slices.SortFunc(all, func(a, b *Driver) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Namespace, b.Namespace))
 	})
-	return all
+	return all, strange
 }

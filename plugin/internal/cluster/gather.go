@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -60,8 +61,11 @@ func (g *gatherer) find(ctx context.Context) ([]*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list DaemonSets: %w", err)
 	}
-	found := slices.DeleteFunc(drivers(deployments.Items, daemonSets.Items),
-		func(d *Driver) bool { return !g.selection.matches(d) })
+	all, strange := drivers(deployments.Items, daemonSets.Items)
+	if len(strange) > 0 {
+		g.note(Strange, errors.New(strings.Join(strange, ", ")))
+	}
+	found := slices.DeleteFunc(all, func(d *Driver) bool { return !g.selection.matches(d) })
 	if len(found) == 0 {
 		return nil, ErrNotInstalled{g.selection}
 	}

@@ -117,6 +117,7 @@ const (
 	GroupSnaps Source = "VolumeGroupSnapshotContents"
 	Answers    Source = "HTTP ports of pods"
 	Rights     Source = "the rights of ServiceAccounts"
+	Strange    Source = "workloads with an invalid driver name" // they are ignored
 )
 
 // Kinds of snapshots, and the versions of their CRDs that the sidecars use.
@@ -129,7 +130,7 @@ var (
 
 // View is the state of a cluster.
 type View struct {
-	Now     time.Time
+	Now     time.Time // of this machine
 	Server  *version.Info
 	Drivers []*Driver
 	// ServerAhead is the clock of the API server minus that of this machine, if it is known.
@@ -179,6 +180,10 @@ func (v *View) Missing() []string {
 func (v *View) Serves(gv schema.GroupVersion) bool {
 	return slices.Contains(v.Groups[gv.Group], gv.Version)
 }
+
+// ServerNow returns the time of the view by the clock of the API server: times in objects are
+// compared with it, not with the clock of the operator's machine.
+func (v *View) ServerNow() time.Time { return v.Now.Add(v.ServerAhead) }
 
 // Driver returns the driver with a name, or nil.
 func (v *View) Driver(name string) *Driver {

@@ -20,8 +20,19 @@ const recent = 10 * time.Minute
 // and the sidecar calls again.
 const longCall = 15 * time.Minute
 
-// fromCode returns the text of an error from its code, or the whole text.
-func fromCode(text string) string { return text[max(0, strings.Index(text, "code = ")):] }
+// fromCode returns the text of an error from its code, or the whole text. The snapshotter quotes
+// the error, and the API server may cut it.
+func fromCode(text string) string {
+	at := strings.Index(text, "code = ")
+	if at < 0 {
+		return text
+	}
+	before, text := text[:at], text[at:]
+	if strings.HasSuffix(before, `"rpc error: `) {
+		return strings.TrimSuffix(strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(text), `"`)
+	}
+	return text
+}
 
 // replaces reports whether an error of a call that began at since only shows that the driver or the
 // sidecar, which canceled the call, was just replaced. A kubelet does not know the driver meanwhile.
@@ -29,14 +40,14 @@ func replaces(v *cluster.View, text string, since time.Time) bool {
 	code := fromCode(text)
 	passes := strings.HasPrefix(code, "code = Unavailable") || strings.HasPrefix(code, "code = Canceled") ||
 		notRegistered.match.MatchString(code)
-	return passes && v.Now.Add(v.ServerAhead).Sub(since) < patience
+	return passes && v.ServerNow().Sub(since) < patience
 }
 
 // waits reports whether an error of a mount or a delete, which began at since, is to be expected: the
 // driver was just replaced, or the volume is being copied. Later it is a finding.
 func waits(v *cluster.View, text string, since time.Time) bool {
 	copied := strings.HasPrefix(fromCode(text), "code = Aborted") && strings.Contains(text, "is being copied")
-	return replaces(v, text, since) || copied && v.Now.Add(v.ServerAhead).Sub(since) < longCall
+	return replaces(v, text, since) || copied && v.ServerNow().Sub(since) < longCall
 }
 
 // progress reports whether an error of a call for a new volume or snapshot, which began at since, is to
@@ -47,7 +58,7 @@ func progress(v *cluster.View, text string, since time.Time) bool {
 	if !strings.HasPrefix(code, "code = ") { // a sidecar that stopped waiting
 		goesOn = strings.Contains(text, "context deadline exceeded")
 	}
-	return replaces(v, text, since) || goesOn && v.Now.Add(v.ServerAhead).Sub(since) < longCall
+	return replaces(v, text, since) || goesOn && v.ServerNow().Sub(since) < longCall
 }
 
 func callChecks() []Check {
@@ -67,7 +78,7 @@ func callChecks() []Check {
 // latest returns the newest recent warning about an object with one of the reasons.
 func latest(v *cluster.View, kind, namespace, name string, reasons ...string) (corev1.Event, bool) {
 	for _, e := range v.EventsOf(kind, namespace, name) {
-		if v.Now.Add(v.ServerAhead).Sub(cluster.EventTime(e)) < recent && slices.Contains(reasons, e.Reason) {
+		if v.ServerNow().Sub(cluster.EventTime(e)) < recent && slices.Contains(reasons, e.Reason) {
 			return e, true
 		}
 	}
@@ -85,7 +96,7 @@ func first(e corev1.Event) time.Time {
 // began returns the time of the oldest warning about an object with a reason. A text that varies makes
 // several events of one failure.
 func began(v *cluster.View, kind, namespace, name, reason string) time.Time {
-	oldest := v.Now.Add(v.ServerAhead)
+	oldest := v.ServerNow()
 	for _, e := range v.EventsOf(kind, namespace, name) {
 		if t := first(e); e.Reason == reason && t.Before(oldest) {
 			oldest = t
@@ -94,10 +105,14 @@ func began(v *cluster.View, kind, namespace, name, reason string) time.Time {
 	return oldest
 }
 
-// called returns the finding of an error of a call. effect is for users, page for an unknown error.
-// own are errors that have a meaning of their own for this kind of call.
-func called(object, effect, text, page string, own ...message) Finding {
-	m, ok := explain(fromCode(text), slices.Concat(callMessages, own, codeMessages))
+// called returns the finding of an error of a call to one of the drivers. effect is for users, page
+// for an unknown error. own are errors that have a meaning of their own for this kind of call.
+func called(drivers []*cluster.Driver, object, effect, text, page string, own ...message) Finding {
+	words, all := unnamed(fromCode(text)), slices.Concat(callMessages, own, codeMessages)
+	if !slices.ContainsFunc(drivers, (*cluster.Driver).SMB) && !strings.Contains(words, " //") {
+		all = slices.DeleteFunc(all, func(m message) bool { return m.smb })
+	}
+	m, ok := explain(words, all)
 	if !ok {
 		m = message{cause: "the reason is in the message", remedy: "see the message on the page"}
 	}
@@ -110,37 +125,38 @@ func called(object, effect, text, page string, own ...message) Finding {
 func claims(v *cluster.View) (all []Finding) {
 	for i := range v.Claims {
 		c := &v.Claims[i]
-		if c.Status.Phase != corev1.ClaimPending || !ofOurClass(v, c) {
+		d := ofOurClass(v, c)
+		if c.Status.Phase != corev1.ClaimPending || d == nil {
 			continue
 		}
 		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "ProvisioningFailed"); ok &&
 			!progress(v, e.Message, c.CreationTimestamp.Time) {
-			all = append(all, called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name, "the volume cannot be created",
-				e.Message, pagePending))
+			all = append(all, called([]*cluster.Driver{d}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
+				"the volume cannot be created", e.Message, pagePending))
 		}
 	}
 	return all
 }
 
-// ofOurClass reports whether the class of a claim is one of a driver.
-func ofOurClass(v *cluster.View, c *corev1.PersistentVolumeClaim) bool {
+// ofOurClass returns the driver of the class of a claim, or nil.
+func ofOurClass(v *cluster.View, c *corev1.PersistentVolumeClaim) *cluster.Driver {
 	if c.Spec.StorageClassName == nil {
-		return false
+		return nil
 	}
 	for _, class := range v.Classes {
 		if class.Name == *c.Spec.StorageClassName {
-			return v.Driver(class.Provisioner) != nil
+			return v.Driver(class.Provisioner)
 		}
 	}
-	return false
+	return nil
 }
 
-// ours returns the names of the PersistentVolumes of the drivers.
-func ours(v *cluster.View) map[string]bool {
-	names := map[string]bool{}
+// ours returns the drivers of their PersistentVolumes, by the name of the volume.
+func ours(v *cluster.View) map[string]*cluster.Driver {
+	names := map[string]*cluster.Driver{}
 	for i := range v.Volumes {
 		if csi := v.Volumes[i].Spec.CSI; csi != nil && v.Driver(csi.Driver) != nil {
-			names[v.Volumes[i].Name] = true
+			names[v.Volumes[i].Name] = v.Driver(csi.Driver)
 		}
 	}
 	return names
@@ -151,7 +167,8 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 	volumes := ours(v)
 	for i := range v.PendingPods {
 		p := &v.PendingPods[i]
-		if v.Now.Sub(p.CreationTimestamp.Time) < 30*time.Second || !usesOurs(v, p, volumes) {
+		used := driversOf(v, p, volumes)
+		if v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second || len(used) == 0 {
 			continue
 		}
 		object := "Pod/" + p.Namespace + "/" + p.Name
@@ -159,10 +176,11 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 			if waits(v, e.Message, p.CreationTimestamp.Time) {
 				continue
 			}
-			all = append(all, called(object, "the volume cannot be mounted", e.Message, pagePodStart, missingVolume))
+			all = append(all, called(used, object, "the volume cannot be mounted", e.Message, pagePodStart,
+				missingVolume))
 		} else if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedScheduling"); ok &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
-			f := called(object, "the pod cannot be scheduled", e.Message, pagePending)
+			f := called(used, object, "the pod cannot be scheduled", e.Message, pagePending)
 			f.Severity = Warning
 			all = append(all, f)
 		}
@@ -170,24 +188,26 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// usesOurs reports whether a pod has a volume of the drivers.
-func usesOurs(v *cluster.View, p *corev1.Pod, volumes map[string]bool) bool {
+// driversOf returns the drivers of the volumes of a pod.
+func driversOf(v *cluster.View, p *corev1.Pod, volumes map[string]*cluster.Driver) (all []*cluster.Driver) {
 	for _, vol := range p.Spec.Volumes {
 		if vol.CSI != nil && v.Driver(vol.CSI.Driver) != nil {
-			return true
+			all = append(all, v.Driver(vol.CSI.Driver))
 		}
 		if vol.PersistentVolumeClaim == nil {
 			continue
 		}
 		for i := range v.Claims {
 			c := &v.Claims[i]
-			if c.Namespace == p.Namespace && c.Name == vol.PersistentVolumeClaim.ClaimName &&
-				(volumes[c.Spec.VolumeName] || ofOurClass(v, c)) {
-				return true
+			if c.Namespace != p.Namespace || c.Name != vol.PersistentVolumeClaim.ClaimName {
+				continue
+			}
+			if d := cmp.Or(volumes[c.Spec.VolumeName], ofOurClass(v, c)); d != nil {
+				all = append(all, d)
 			}
 		}
 	}
-	return false
+	return all
 }
 
 // deletes finds PersistentVolumes that cannot be deleted.
@@ -195,13 +215,15 @@ func deletes(v *cluster.View) (all []Finding) {
 	volumes := ours(v)
 	for i := range v.Volumes {
 		pv := &v.Volumes[i]
-		if !volumes[pv.Name] || pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
+		driver, phase := volumes[pv.Name], pv.Status.Phase
+		if driver == nil || phase != corev1.VolumeReleased && phase != corev1.VolumeFailed {
 			continue
 		}
 		const reason = "VolumeFailedDelete"
 		if e, ok := latest(v, "PersistentVolume", "", pv.Name, reason); ok &&
 			!waits(v, e.Message, began(v, "PersistentVolume", "", pv.Name, reason)) {
-			f := called("PersistentVolume/"+pv.Name, "the volume cannot be deleted", e.Message, pageDelete)
+			f := called([]*cluster.Driver{driver}, "PersistentVolume/"+pv.Name, "the volume cannot be deleted",
+				e.Message, pageDelete)
 			if strings.Contains(e.Message, "code = FailedPrecondition") {
 				f.Page = pageDelete
 			}
@@ -229,7 +251,8 @@ func snapshots(v *cluster.View) (all []Finding) {
 			if progress(v, text, since.Time) {
 				continue
 			}
-			all = append(all, called(c.GetKind()+"/"+c.GetName(), effect, text, page))
+			all = append(all, called([]*cluster.Driver{v.Driver(driver)}, c.GetKind()+"/"+c.GetName(), effect, text,
+				page))
 		}
 	}
 	return all
@@ -241,13 +264,13 @@ func expansions(v *cluster.View) (all []Finding) {
 	for i := range v.Claims {
 		c := &v.Claims[i]
 		want, have := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
-		if !volumes[c.Spec.VolumeName] || want.Cmp(have) <= 0 {
+		if volumes[c.Spec.VolumeName] == nil || want.Cmp(have) <= 0 {
 			continue
 		}
 		const reason = "VolumeResizeFailed"
 		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
 			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
-			f := called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
+			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
 				fmt.Sprintf("the volume does not grow from %s to %s", have.String(), want.String()), e.Message,
 				pageChange)
 			f.Page = pageChange
@@ -263,13 +286,13 @@ func modifications(v *cluster.View) (all []Finding) {
 	for i := range v.Claims {
 		c := &v.Claims[i]
 		want, have := c.Spec.VolumeAttributesClassName, c.Status.CurrentVolumeAttributesClassName
-		if !volumes[c.Spec.VolumeName] || want == nil || have != nil && *have == *want {
+		if volumes[c.Spec.VolumeName] == nil || want == nil || have != nil && *have == *want {
 			continue
 		}
 		const reason = "VolumeModifyFailed"
 		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
 			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
-			f := called("PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
+			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
 				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange)
 			f.Page = pageChange
 			all = append(all, f)

@@ -67,7 +67,7 @@ const justReplaced = time.Minute
 // starting returns the number of nodes whose pod ends, has just started, or is not ready, as in an
 // update: the router may not reach as many nodes. A pod on a node that is away does not count.
 func starting(v *cluster.View, d *cluster.Driver) int {
-	nodes, now := map[string]bool{}, v.Now.Add(v.ServerAhead)
+	nodes, now := map[string]bool{}, v.ServerNow()
 	for _, p := range d.NodePods() {
 		node := v.Node(p.Spec.NodeName)
 		ends := p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced
@@ -107,7 +107,7 @@ func certificates(v *cluster.View) (all []Finding) {
 			end := time.Unix(int64(seconds), 0)
 			f := Finding{Object: p.Object() + nodeOf(p), Remedy: "renew the certificate", Page: pageRotation,
 				Evidence: "valid until " + end.UTC().Format(time.RFC3339)}
-			switch left := end.Sub(v.Now); {
+			switch left := end.Sub(v.ServerNow()); {
 			case left <= 0:
 				f.Severity, f.Cause = Error, "the certificate between router and nodes has expired: no peer accepts it"
 			case left < soon:
@@ -160,7 +160,7 @@ func leaders(v *cluster.View) (all []Finding) {
 		case !elects(d), l == nil && youngest(v, d) < patience:
 		case l == nil:
 			all = append(all, noLeader(object, "the lease does not exist"))
-		case l.Spec.RenewTime != nil && v.Now.Add(v.ServerAhead).Sub(l.Spec.RenewTime.Time) < time.Minute:
+		case l.Spec.RenewTime != nil && v.ServerNow().Sub(l.Spec.RenewTime.Time) < time.Minute:
 			// also without a holder: a leader that ends releases the lease, and another pod takes it soon
 		case l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "":
 			all = append(all, noLeader(object, "the lease has no holder"))
@@ -220,7 +220,7 @@ func elects(d *cluster.Driver) bool {
 func youngest(v *cluster.View, d *cluster.Driver) time.Duration {
 	age := time.Duration(1<<63 - 1)
 	for _, p := range d.ControllerPods() {
-		age = min(age, v.Now.Sub(p.CreationTimestamp.Time))
+		age = min(age, v.ServerNow().Sub(p.CreationTimestamp.Time))
 	}
 	return age
 }
@@ -254,7 +254,7 @@ func capacity(v *cluster.View) (all []Finding) {
 		}
 		for _, p := range d.NodePods() {
 			node := v.Node(p.Spec.NodeName)
-			if node == nil || !p.Ready() || !cluster.NodeReady(node) || v.Now.Sub(
+			if node == nil || !p.Ready() || !cluster.NodeReady(node) || v.ServerNow().Sub(
 				p.CreationTimestamp.Time) < 5*time.Minute {
 				continue
 			}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -39,6 +40,27 @@ func examine(t *testing.T, c *fake.Cluster) Report {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := Run(v, Checks())
+	for _, fast := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
+		if skewed := skew(v, fast); !reflect.DeepEqual(skewed, r) {
+			t.Errorf("with a clock of the operator that is %s fast: %+v, want %+v", fast, skewed, r)
+		}
+	}
+	return r
+}
+
+// skew returns the report of the same state by a machine with another clock.
+func skew(v *cluster.View, fast time.Duration) Report {
+	move := func(d time.Duration) {
+		v.Now, v.ServerAhead = v.Now.Add(d), v.ServerAhead-d
+		for _, d2 := range v.Drivers {
+			for _, p := range d2.Pods() {
+				p.DriverReady.Ahead -= d
+			}
+		}
+	}
+	move(fast)
+	defer move(-fast)
 	return Run(v, Checks())
 }
 
@@ -148,6 +170,12 @@ var faults = map[string]struct {
 		p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 2,
 			Message: "driver: flag provided but not defined: -no-such"}
 	}, "pods", []string{"exit code 2", "does not accept its command line"}},
+	"a state directory that cannot be written": {func(c *fake.Cluster) {
+		p := fake.Get[*corev1.Pod](c, node1)
+		waiting(p, "CrashLoopBackOff", "back-off")
+		p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1,
+			Message: "--state-dir: mkdir /var/lib/kubelet/plugins/x: read-only file system"}
+	}, "pods", []string{"the state directory cannot be made or written", "disk of the kubelet's directory"}},
 	"the kubelet elsewhere": {func(c *fake.Cluster) {
 		p := fake.Get[*corev1.Pod](c, node1)
 		p.Status.Phase = corev1.PodPending
@@ -216,9 +244,16 @@ var faults = map[string]struct {
 	}, "clocks", []string{"Node/node-1", "is 5m0s behind that of the API server"}},
 	"unreadable records": {func(c *fake.Cluster) { c.Metric(node1, "causeway_unreadable_records 2") }, "storage-metrics",
 		[]string{"cannot be read", "causeway_unreadable_records 2"}},
-	"stalled copies": {func(c *fake.Cluster) { c.Metric(node1, "causeway_stalled_copies 1") }, "storage-metrics", []string{"copies hang"}},
-	"helpers exhausted": {func(c *fake.Cluster) { c.Metric(node1, `causeway_helpers{pool="freeze"} 64`) }, "storage-metrics",
-		[]string{"HelpersExhausted", `pool="freeze"`}},
+	"stalled copies": {func(c *fake.Cluster) { c.Metric(node1, "causeway_stalled_copies 1") }, "storage-metrics",
+		[]string{"copies hang in the kernel", "holds the lock of a file", "or the filesystem stalls", "dmesg"}},
+	"helpers exhausted": {func(c *fake.Cluster) {
+		c.Metric(node1, `causeway_helpers{pool="freeze"} 64`)
+		c.Metric(node1, `causeway_storage_conditions{reason="HelpersExhausted"} 1`)
+	}, "storage-metrics", []string{"HelpersExhausted", `pool="freeze"`}},
+	"helpers that are busy": {func(c *fake.Cluster) {
+		c.Metric(node1, `causeway_helpers{pool="copy"} 40`)
+		c.Metric(node1, `causeway_storage_conditions{reason="HelpersExhausted"} 0`)
+	}, "storage-metrics", []string{"helper processes are busy or hang", `pool="copy"`}},
 	"a panic": {func(c *fake.Cluster) { c.Metric(node1, "causeway_background_panics_total 1") }, "storage-metrics", []string{"panicked"}},
 	"a job that waits": {func(c *fake.Cluster) { c.Metric(node1, `causeway_slot_wait_seconds{resource="copy"} 700`) }, "storage-metrics",
 		[]string{"wait for a slot", "700 s"}},
@@ -295,6 +330,9 @@ var faults = map[string]struct {
 	"a certificate at its end": {func(c *fake.Cluster) {
 		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds 1000")
 	}, "certificates", []string{"has expired", "1970"}},
+	"a certificate that ends in two minutes": {func(c *fake.Cluster) {
+		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+itoa(int(time.Now().Add(2*time.Minute).Unix())))
+	}, "certificates", []string{"expires in 0 days"}},
 	"a certificate near its end": {func(c *fake.Cluster) {
 		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+
 			resource.NewQuantity(time.Now().Add(80*time.Hour).Unix(), resource.DecimalSI).AsDec().String())
@@ -361,13 +399,25 @@ var faults = map[string]struct {
 	"a wrong password": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 		pendingPod(c, "c1")
-		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pv-1" : rpc error: code = Unauthenticated desc = logon failure`)
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pv-1" : rpc error: code = Unauthenticated desc = log in to //server/share: logon failure`)
 	}, "pods-with-volumes", []string{"rejects the credentials"}},
 	"a mapping conflict": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 		pendingPod(c, "c1")
-		c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = FailedPrecondition desc = multiple connections to a server (1219)`)
+		c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = FailedPrecondition desc = //server/share is mapped with another user, and Windows permits one user for a server (error 1219): use`)
 	}, "pods-with-volumes", []string{"as another user"}},
+	"a driver that does not run": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		pendingPod(c, "c1")
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "pv-1" : rpc error: code = Unavailable desc = `+
+			`connection error: desc = "transport: Error while dialing: dial unix /var/lib/kubelet/plugins/x/csi.sock: connect: connection refused"`)
+	}, "pods-with-volumes", []string{"does not run on the node, or its socket", "see the pod of the driver"}},
+	"a driver of shares that is not permitted": {func(c *fake.Cluster) {
+		driver := &fake.Get[*appsv1.Deployment](c, "causeway-controller").Spec.Template.Spec.Containers[0]
+		driver.Args = append(driver.Args, "--backend=smb")
+		volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
+		c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = PermissionDenied desc = remove the directory`)
+	}, "deletes", []string{"the SMB server rejects the credentials"}},
 	"a delete that fails": {func(c *fake.Cluster) {
 		volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
 		c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
@@ -523,6 +573,27 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 				c.Answer(pod, "sidecars", "/metrics", 200, "csi_sidecar_operations_seconds_count 1\n")
 			}
 		},
+		"pods that just started, and one that ends": func(c *fake.Cluster) {
+			fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
+			fake.Get[*storagev1.CSINode](c, "node-2").Spec.Drivers = nil
+			for _, name := range []string{"causeway-node-2", controller2} {
+				fake.Get[*corev1.Pod](c, name).CreationTimestamp = fake.Ago(10 * time.Second)
+				c.Answer(name, "sidecars", "/readyz", 503, "has not told its name yet")
+			}
+			fake.Get[*corev1.Pod](c, controller2).Status.Phase = corev1.PodPending
+			end := fake.Ago(time.Minute)
+			ends := fake.Get[*corev1.Pod](c, node1)
+			ends.DeletionTimestamp, ends.Finalizers = &end, []string{"a/b"}
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			fake.Get[*corev1.Pod](c, "app").CreationTimestamp = fake.Ago(10 * time.Second)
+			c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = NotFound desc = volume h`)
+			fake.Remove[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
+		},
+		"a node that just joined": func(c *fake.Cluster) {
+			fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
+			fake.Get[*corev1.Pod](c, "causeway-node-2").CreationTimestamp = fake.Ago(time.Minute)
+		},
 		"a driver that just started": func(c *fake.Cluster) { started(c, time.Minute) },
 	} {
 		c := fake.Healthy()
@@ -582,18 +653,61 @@ func TestTenantsDoNotChooseTheCause(t *testing.T) {
 	}
 	const copied = `rpc error: code = FailedPrecondition desc = copy "x/none of the 2 nodes is in any topology that the volume may ` +
 		`have/node n does not answer: refused our certificate": `
+	const lost = `"x/is missing: restore it from a backup/\" is missing: restore it from a backup": `
 	for text, want := range map[string]string{
-		copied + "a process holds a lease on the file and does not release it":                  pageConsistency,
-		copied + "directory tree is too deep":                                                   pageConsistency,
-		copied + "no progress for 1m0s":                                                         pageSnapshot,
-		`rpc error: code = Internal desc = copy "node n does not answer": input/output error`:   pageAnyCall,
-		`rpc error: code = Unavailable desc = //s/share: the server does not answer: timeout`:   pagePending,
-		`rpc error: code = Unavailable desc = a device does not answer: /dev/loop3`:             pagePodStart,
-		`rpc error: code = Unavailable desc = node node-2 (10.0.0.2:9810) does not answer: x`:   pageRouter,
-		`rpc error: code = Unavailable desc = no node that answers holds it: not all nodes ans`: pageRouter,
+		`rpc error: code = Internal desc = copy ` + lost + `input/output error`:                    pageAnyCall,
+		`rpc error: code = Aborted desc = create snapshot "s": prepare ` + lost + `x`:              pageSnapshot,
+		`rpc error: code = Internal desc = copy "x/is missing: restore it from a backup/` + "\\":   pageAnyCall, // cut
+		`rpc error: code = Internal desc = copy "//s/NT_STATUS_ACCESS_DENIED": input/output error`: pageAnyCall,
+		`rpc error: code = Internal desc = copy "no space left": input/output error`:               pageAnyCall,
+		`rpc error: code = Internal desc = /x/volumes/h/data is missing: restore it from a backup`: pageVolume,
+		`failed to take: "rpc error: code = Internal desc = copy \"is missing: restore it from a ` +
+			`backup/\\\"is missing: restore it from a backup\": input/output error"`: pageAnyCall,
+		`failed to take: "rpc error: code = FailedPrecondition desc = copy \"a\\\"b\": no progress for 1m0s at \"x\""`: pageSnapshot,
+		`rpc error: code = Unavailable desc = the server does not answer`:                                              pageAnyCall,
+		`rpc error: code = Unauthenticated desc = x`:                                                                   "page",
+		`rpc error: code = FailedPrecondition desc = volume pvc-1219 is mounted by pod 1219`:                           pagePodStart,
+		copied + "a process holds a lease on the file and does not release it":                                         pageConsistency,
+		copied + "directory tree is too deep":                                                                          pageConsistency,
+		copied + "no progress for 1m0s":                                                                                pageSnapshot,
+		`rpc error: code = Internal desc = copy "node n does not answer": input/output error`:                          pageAnyCall,
+		`rpc error: code = Unavailable desc = //s/share: the server does not answer: timeout`:                          pagePending,
+		`rpc error: code = Unavailable desc = a device does not answer: /dev/loop3`:                                    pagePodStart,
+		`rpc error: code = Unavailable desc = node node-2 (10.0.0.2:9810) does not answer: x`:                          pageRouter,
+		`rpc error: code = Unavailable desc = no node that answers holds it: not all nodes ans`:                        pageRouter,
 	} {
-		if f := called("x", "x", text, "page"); f.Page != want {
+		if f := called(nil, "x", "x", text, "page"); f.Page != want {
 			t.Errorf("%s: %+v", text, f)
+		}
+	}
+}
+
+// The texts are those of internal/router/view.go.
+func TestMessagesOfTheRouter(t *testing.T) {
+	const twice, unknown, away, nowhere = "several addresses report the same node", "does not know the nodes yet", "is away", "no node holds the volume"
+	for text, want := range map[string][2]string{
+		"several addresses report this node: 10.0.0.2:9810, 10.0.0.3:9810":                                           {twice, "end the wrong driver"},
+		"not all nodes answer: several addresses report the same node: 10.0.0.2:9810, 10.0.0.3:9810":                 {twice, "end the wrong driver"},
+		"no node answers in a/node=n: not all nodes answer: n-2 (a:1): x; several addresses report the same node: a": {twice, "end the wrong driver"},
+		"no node that answers holds it: not all nodes answer: several addresses report the same node: a, b":          {twice, "end the wrong driver"},
+		"the nodes are not known yet: lookup causeway-nodes: no such host":                                           {unknown, "check DNS and the Service"},
+		"no node that answers holds it: the nodes are not known yet: their addresses are being looked up":            {unknown, "check DNS and the Service"},
+		"no node answers in a/node=n: the nodes are not known yet: timeout":                                          {unknown, "check DNS and the Service"},
+		"none of the 3 nodes holds it, and all of them answer: if its node is gone for good, name it in --forg":      {nowhere, "only if its data is lost for good"},
+		"node node-2 (10.0.0.2:9810) does not answer: connection refused":                                            {away, "only if its data is lost for good"},
+		"not all nodes answer: 10.0.0.2:9810: connection refused":                                                    {away, "bring the node back; only if"},
+		"no node that answers holds it: not all nodes answer: 10.0.0.2:9810: timeout":                                {away, "bring the node back; only if"},
+		"the group is not made on all of its nodes yet: node n (a:1) does not answer: several addresses report":      {away, "bring the node back; only if"},
+	} {
+		f := called(nil, "x", "x", "rpc error: code = Unavailable desc = "+text, "page")
+		if !strings.Contains(f.Cause, want[0]) || !strings.Contains(f.Remedy, want[1]) || f.Page != pageRouter {
+			t.Errorf("%s: %+v", text, f)
+		}
+		if named := strings.Contains(f.Remedy, "forgottenNodes"); named != (want[0] == away || want[0] == nowhere) {
+			t.Errorf("%s: %s", text, f.Remedy)
+		}
+		if nowhere == want[0] && !strings.HasPrefix(f.Remedy, "bring back its node") {
+			t.Errorf("%s: %s", text, f.Remedy)
 		}
 	}
 }
@@ -660,6 +774,28 @@ func TestTheConditionOfAStatus(t *testing.T) {
 	c = build(over...)
 	c.Refuse["events"] = errors.New("forbidden: no right")
 	expect(c, "cause is not known", "events could not be read: forbidden")
+}
+
+// A tenant can make a Deployment with the labels of this project. It is no driver, and no fault.
+func TestAnInvalidDriverNameIsANote(t *testing.T) {
+	c := fake.Healthy()
+	own := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
+	own.Namespace, own.Name, own.Spec.Template.Spec.Containers[0].Args = "tenant", "own", []string{"--driver-name=../../x"}
+	c.Add(own)
+	r := examine(t, c)
+	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0].Cause, `Deployment/own of namespace tenant: "../../x"`) || r.Code() != CodeHealthy {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestHelpersThatWorkAreAWarning(t *testing.T) {
+	for name, want := range map[string]Severity{"helpers exhausted": Error, "helpers that are busy": Warning} {
+		c := fake.Healthy()
+		faults[name].inject(c)
+		if r := examine(t, c); len(r.Findings) != 1 || r.Findings[0].Severity != want {
+			t.Errorf("%s: %+v", name, r.Findings)
+		}
+	}
 }
 
 func itoa(n int) string { return resource.NewQuantity(int64(n), resource.DecimalSI).String() }

@@ -14,16 +14,17 @@ import (
 // podsThatEnd finds pods with a claim of the drivers that do not end. A pod on a node that is away has
 // the finding of its node. The deletionTimestamp of a pod is the end of its grace period.
 func podsThatEnd(v *cluster.View) (all []Finding) {
-	volumes, now := ours(v), v.Now.Add(v.ServerAhead)
+	volumes, now := ours(v), v.ServerNow()
 	for i := range v.EndingPods {
 		p := &v.EndingPods[i]
 		node := v.Node(p.Spec.NodeName)
-		if p.DeletionTimestamp == nil || now.Sub(p.DeletionTimestamp.Time) < patience || !usesOurs(v, p, volumes) ||
-			node != nil && !cluster.NodeReady(node) {
+		if p.DeletionTimestamp == nil || now.Sub(p.DeletionTimestamp.Time) < patience ||
+			len(driversOf(v, p, volumes)) == 0 || node != nil && !cluster.NodeReady(node) {
 			continue
 		}
 		all = append(all, Finding{Severity: Error, Object: "Pod/" + p.Namespace + "/" + p.Name,
-			Cause: "a pod with a volume does not end", Evidence: endEvidence(p, now) + failedUnmounts(v, p.Spec.NodeName),
+			Cause:    "a pod with a volume does not end",
+			Evidence: endEvidence(p, now) + failedUnmounts(v, p.Spec.NodeName),
 			Remedy: "on the node: crictl ps -a shows whether a container still runs, as the kubelet unmounts after " +
 				"its end; then see the log of the driver on that node" + logOf(v, p.Spec.NodeName), Page: pagePodEnd})
 	}

@@ -1,6 +1,9 @@
 package doctor
 
-import "regexp"
+import (
+	"regexp"
+	"strings"
+)
 
 // Pages of the documentation.
 const (
@@ -41,10 +44,18 @@ const (
 type message struct {
 	match               *regexp.Regexp
 	cause, remedy, page string
+	smb                 bool // only of shares
 }
 
 func known(pattern, cause, remedy, page string) message {
-	return message{regexp.MustCompile(pattern), cause, remedy, page}
+	return message{match: regexp.MustCompile(pattern), cause: cause, remedy: remedy, page: page}
+}
+
+// ofShare is a message that has this cause only if it is about a share.
+func ofShare(pattern, cause, remedy, page string) message {
+	m := known(pattern, cause, remedy, page)
+	m.smb = true
+	return m
 }
 
 // about is a message that has no text of its own.
@@ -65,6 +76,8 @@ const (
 // driverMessages are the reasons of /readyz and the last words of a driver that ended. The first
 // match counts.
 var driverMessages = []message{
+	known(`--state-dir:|read the staging records`, "the state directory cannot be made or written",
+		"repair the disk of the kubelet's directory", pageNoStart),
 	known(`the root must exist`, "the directory --root is missing on the node",
 		"mount the disk of the node, or make the directory", pageNotReady),
 	known(`is empty and no root was served here before`, "the root is empty, and is perhaps the mount point of an absent disk",
@@ -97,8 +110,6 @@ var driverMessages = []message{
 	known(`Linux 5\.8 or newer is needed`, "the kernel of the node is too old", "upgrade the kernel", pageNoStart),
 	known(`--kubelet-dir: .*no such file`, "the kubelet's directory is elsewhere, or is not mounted into the container",
 		"set kubeletDir to the kubelet's --root-dir", pageNoStart),
-	known(`--state-dir:|read the staging records`, "the state directory cannot be made or written",
-		"repair the disk of the kubelet's directory", pageNoStart),
 	known(`flag provided but not defined|invalid value|has no effect with|invalid --|is not a flag`,
 		"the driver does not accept its command line", "correct extraArgs, or run images of the chart's release", pageInstall),
 }
@@ -137,10 +148,13 @@ var podMessages = []message{
 	known(`forbidden`, "the API server rejects the pods", "see the message", "docs/how-to/install.md#privileges"),
 }
 
-// callMessages are errors of calls, in events of claims, pods and contents. They are compared with the
-// text from its first "code = ". A tenant chooses the names of files in a message: messages with such
-// names come first, and those of the router are anchored.
+// callMessages are errors of calls, in events of claims, pods and contents. They are compared with
+// the text from its first "code = ", without the quoted names in it (unnamed): a tenant chooses the
+// names of files. Messages of the router have no such name, and are anchored.
 var callMessages = []message{
+	known(`^code = Unavailable desc = connection error: desc = "[^"]*dial unix `,
+		"the driver does not run on the node, or its socket does not answer",
+		"see the pod of the driver on that node", pageSidecars),
 	known(`^code = FailedPrecondition desc = .*(holds a lease|too deep|are being moved)`,
 		"the content of the volume cannot be copied as it is",
 		"the message names the entry; the page has the remedy for each reason", pageConsistency),
@@ -153,11 +167,19 @@ var callMessages = []message{
 		"the node that the claim names has no driver: its pod does not exist there, or the topology "+
 			"is that of no node",
 		"run the driver there; if the topology is that of no node, correct allowedTopologies of the class", pageRouter),
+	known(fromRouter+partial+`((not all nodes answer: )(.*; )?)?several addresses report (the same|this) node: `,
+		"several addresses report the same node",
+		"end the wrong driver; for two addresses of one node: ipFamilyPolicy: SingleStack", pageRouter),
+	known(fromRouter+partial+`the nodes are not known yet`, "the router does not know the nodes yet",
+		"check DNS and the Service in --peers", pageRouter),
+	known(fromRouter+`none of the \d+ nodes holds it, and all of them answer`,
+		"no node holds the volume or snapshot, and all of them answer",
+		"bring back its node, or the pod of the driver there; or look for its directory on the disks of the nodes, "+
+			"and move it back; only if its data is lost for good, name the node in hostpath.forgottenNodes", pageRouter),
 	known(fromRouter+`(no node that answers holds it: |node [^"]* does not answer|not all nodes answer|`+
-		`none of the \d+ nodes|the nodes are not known yet|several addresses report|no node answers|`+
-		`no node has answered)`,
+		`no node answers|no node has answered)`,
 		"a node that the call needs is away",
-		"bring the node back; if it is gone for good, name it in hostpath.forgottenNodes", pageRouter),
+		"bring the node back; only if its data is lost for good, name it in hostpath.forgottenNodes", pageRouter),
 	known(`^code = Unavailable desc = .*(refused our certificate|wrong CA|has expired|it refused us|`+
 		`is not valid before)`,
 		"the certificates of router and node do not match",
@@ -184,11 +206,12 @@ var callMessages = []message{
 	known(`is unusable: record of a newer version`, "a newer release made the record of the volume or snapshot",
 		"run that release, or a later one", pageVolume),
 	known(`no credentials for`, "the chart does not list the share of the class", "add it to smb.shares, with the server spelled as in the class", pagePending),
-	known(`code = Unauthenticated|code = PermissionDenied|NT_STATUS_LOGON_FAILURE|NT_STATUS_ACCESS_DENIED`, "the SMB server rejects the credentials",
+	ofShare(`^code = (Unauthenticated|PermissionDenied)|NT_STATUS_LOGON_FAILURE|NT_STATUS_ACCESS_DENIED`, "the SMB server rejects the credentials",
 		"correct the Secret of the share, or the rights on the server", pagePodStart),
-	known(`multiple connections to a server|1219`, "the node has a mapping of this server as another user",
+	ofShare(`multiple connections to a server|a session with this server exists, of another user|`+
+		`\bmapp(ed|ing)\b.*\b1219\b`, "the node has a mapping of this server as another user",
 		"use one user for each server", troubleshooting+"#windows-nodes"),
-	known(`the server does not answer|connection refused|no such host`, "the SMB server is away, or its name is wrong",
+	ofShare(`the server (or the network )?does not answer|connection refused|no such host`, "the SMB server is away, or its name is wrong",
 		"repair the server, the name or the network", pagePending),
 	known(`the kernel cannot mount SMB shares`, "the module cifs is missing on the node", "modprobe cifs on the node", pagePodStart),
 	known(`too many helper processes`, "all helper processes of the node hang", "end the pods of the volumes with CopyStalled or FilesystemStalled", pageAnyCall),
@@ -201,6 +224,9 @@ var callMessages = []message{
 
 // fromRouter is the beginning of a message of the router.
 const fromRouter = `^code = \w+ desc = (the group is not made on all of its nodes yet: )?`
+
+// partial is the beginning of a message of the router about its view of the nodes.
+const partial = `(no node (that answers holds it|answers in [^"]*): )?`
 
 // codeMessages are errors that only their code tells. Without a page, the page is that of the call.
 var codeMessages = []message{
@@ -282,6 +308,20 @@ var conditionMessages = map[string]message{
 // lookFirst is the remedy for a volume that its node does not know. The data may exist elsewhere.
 const lookFirst = "look for the directory of the volume on the disks of the node and move it back, or bring the disk " +
 	"back; only if the data is lost for good, replace the node, and then delete the claim, as on the page"
+
+// quoted matches a name in the format %q, or the begin of a name in a text that was cut. The texts
+// of the gRPC client in connection errors are not names.
+var quoted = regexp.MustCompile(`(?s)(connection error: desc = )?"(?:[^"\\]|\\.)*("|\\?\z)`)
+
+// unnamed returns a text without the quoted names in it.
+func unnamed(text string) string {
+	return quoted.ReplaceAllStringFunc(text, func(name string) string {
+		if strings.HasPrefix(name, "connection error: ") {
+			return name
+		}
+		return `""`
+	})
+}
 
 // explain returns the first known message in a text.
 func explain(text string, all []message) (message, bool) {

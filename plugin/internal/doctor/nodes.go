@@ -85,7 +85,7 @@ func registration(v *cluster.View) (all []Finding) {
 		for _, p := range d.NodePods() {
 			name := p.Spec.NodeName
 			node := v.Node(name)
-			if name == "" || p.DeletionTimestamp != nil || v.Now.Sub(p.CreationTimestamp.Time) < patience ||
+			if name == "" || p.DeletionTimestamp != nil || v.ServerNow().Sub(p.CreationTimestamp.Time) < patience ||
 				node == nil || !cluster.NodeReady(node) || p.Status.Phase != corev1.PodRunning {
 				continue
 			}
@@ -166,8 +166,9 @@ func clocks(v *cluster.View) (all []Finding) {
 				all = append(all, Finding{Severity: Warning, Object: "Node/" + p.Spec.NodeName,
 					Cause: "the clock of the node and that of the API server differ: certificates look expired " +
 						"or not yet valid",
-					Evidence: fmt.Sprintf("the clock of the node is %s %s that of the API server", skew.Abs(), direction),
-					Remedy:   "synchronize the clock of the node (NTP)", Page: pageCerts})
+					Evidence: fmt.Sprintf("the clock of the node is %s %s that of the API server", skew.Abs(),
+						direction),
+					Remedy: "synchronize the clock of the node (NTP)", Page: pageCerts})
 			}
 		}
 	}

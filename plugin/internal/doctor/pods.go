@@ -29,6 +29,10 @@ func podChecks() []Check {
 
 // workloads finds drivers without a controller or without nodes, and replicas that do not exist.
 func workloads(v *cluster.View) (all []Finding) {
+	if err := v.Unread(cluster.Strange); err != nil {
+		all = append(all, Finding{Severity: Note, Object: string(cluster.Strange), Cause: "are ignored: " + err.Error(),
+			Page: pageInstall})
+	}
 	for _, d := range v.Drivers {
 		switch c := d.Controller; {
 		case c == nil:
@@ -112,7 +116,7 @@ func pods(v *cluster.View) (all []Finding) {
 // podFault returns the fault of a pod, or nil.
 func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 	if p.DeletionTimestamp != nil {
-		if v.Now.Sub(p.DeletionTimestamp.Time) < patience {
+		if v.ServerNow().Sub(p.DeletionTimestamp.Time) < patience {
 			return nil
 		}
 		return &Finding{Severity: Warning, Object: p.Object(), Cause: "a pod of the driver does not end",
@@ -124,7 +128,7 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 			return f
 		}
 	}
-	if p.Status.Phase != corev1.PodPending || v.Now.Sub(p.CreationTimestamp.Time) < 30*time.Second {
+	if p.Status.Phase != corev1.PodPending || v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second {
 		return nil
 	}
 	evidence := podConditions(p)
@@ -233,7 +237,8 @@ func sidecarsReady(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.Pods() {
 			a := p.SidecarsReady
-			if !p.Asked || a.Err != nil || a.Status == 200 || v.Now.Sub(p.CreationTimestamp.Time) < 30*time.Second {
+			age := v.ServerNow().Sub(p.CreationTimestamp.Time)
+			if !p.Asked || a.Err != nil || a.Status == 200 || age < 30*time.Second {
 				continue
 			}
 			m, ok := explain(a.Body, sidecarMessages)

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
@@ -25,14 +26,21 @@ type limit struct {
 	cause, remedy, page, unit string
 }
 
+// helpers is the metric of helper processes that work or hang, by pool. A pool has 64.
+const (
+	helpers     = "causeway_helpers"
+	manyHelpers = 32
+)
+
 var limits = []limit{
 	{"causeway_unreadable_records", 0, Error, "records of volumes, snapshots or groups cannot be read: the driver " +
 		"leaves these alone",
 		"see RecordUnreadable: the log of the driver names the files", pageVolume, ""},
-	{"causeway_stalled_copies", 0, Error, "copies hang in the kernel: a process in a pod holds the lock of a file",
-		"end the pods that use the volumes with CopyStalled", pageVolume, ""},
-	{"causeway_helpers", 32, Error, "helper processes of a pool hang, and calls fail when there are none left " +
-		"(HelpersExhausted)",
+	{"causeway_stalled_copies", 0, Error, "copies hang in the kernel: a process in a pod holds the lock of a file, " +
+		"or the filesystem stalls",
+		"end the pods that use the volumes with CopyStalled; if the copies still hang, see dmesg on the node",
+		pageVolume, ""},
+	{helpers, manyHelpers, Warning, "helper processes are busy or hang", "see causeway_copies; if the number stays, " +
 		"end the pods of the volumes with FilesystemStalled or CopyStalled", pageStorage, ""},
 	{"causeway_slot_wait_seconds", 600, Warning, "copies or formats wait for a slot for more than ten minutes",
 		"see which jobs hold the slots: causeway_slots_used", "docs/reference/metrics.md#the-driver", " s"},
@@ -45,7 +53,11 @@ var limits = []limit{
 func storageMetrics(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.Pods() {
+			lack := exhausted(p)
 			for _, l := range limits {
+				if l.metric == helpers && len(lack) > 0 {
+					continue
+				}
 				for _, s := range p.DriverMetrics.Samples(l.metric) {
 					if s.Value > l.above {
 						all = append(all, Finding{Severity: l.severity, Object: p.Object() + nodeOf(p), Cause: l.cause,
@@ -53,8 +65,28 @@ func storageMetrics(v *cluster.View) (all []Finding) {
 					}
 				}
 			}
-			all = append(all, trash(p)...)
+			all = slices.Concat(all, lack, trash(p))
 		}
+	}
+	return all
+}
+
+// exhausted finds pools without a free helper process, by the condition of the driver.
+func exhausted(p *cluster.Pod) (all []Finding) {
+	for _, s := range p.DriverMetrics.Samples("causeway_storage_conditions") {
+		if s.Labels["reason"] != "HelpersExhausted" || s.Value == 0 {
+			continue
+		}
+		evidence := "causeway_storage_conditions " + s.String()
+		for _, pool := range p.DriverMetrics.Samples(helpers) {
+			if pool.Value > manyHelpers {
+				evidence += "\n" + helpers + " " + pool.String()
+			}
+		}
+		all = append(all, Finding{Severity: Error, Object: p.Object() + nodeOf(p),
+			Cause:    "no helper process of a pool is free, and calls fail (HelpersExhausted)",
+			Evidence: evidence, Remedy: "end the pods of the volumes with FilesystemStalled or CopyStalled",
+			Page: pageStorage})
 	}
 	return all
 }

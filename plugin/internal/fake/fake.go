@@ -64,6 +64,7 @@ type Pods struct {
 	Answers map[string]cluster.Answer // by pod:port/path
 	OnExec  func(pod, container string, command []string, out io.Writer) error
 	Execs   [][]string
+	Hangs   string // pod in which commands do not end
 }
 
 // Get implements cluster.Pods.
@@ -78,10 +79,14 @@ func (p *Pods) Get(_ context.Context, pod *corev1.Pod, port int32, path string) 
 }
 
 // Exec implements cluster.Pods.
-func (p *Pods) Exec(_ context.Context, pod *corev1.Pod, container string, command []string, out io.Writer) error {
+func (p *Pods) Exec(ctx context.Context, pod *corev1.Pod, container string, command []string, out io.Writer) error {
 	p.mu.Lock()
 	p.Execs = append(p.Execs, command)
 	p.mu.Unlock()
+	if pod.Name == p.Hangs {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
 	if p.OnExec == nil {
 		return fmt.Errorf("exec in %s/%s: %v: not permitted", pod.Name, container, command)
 	}
@@ -163,7 +168,8 @@ func (c *Cluster) node(name string) {
 			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: Driver, NodeID: name}}}},
 		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: name},
 			Spec: coordinationv1.LeaseSpec{RenewTime: &now}},
-		&storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "csisc-" + name},
+		&storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "csisc-" + name,
+			Labels: map[string]string{"csi.storage.k8s.io/drivername": Driver}},
 			StorageClassName: "causeway-hostpath", Capacity: &capacity,
 			NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{Driver + "/node": name}}})
 }

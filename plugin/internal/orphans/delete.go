@@ -24,8 +24,12 @@ import (
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 )
 
-// reservationLabel marks the objects that a delete creates.
-const reservationLabel = "causeway.dev/orphan"
+// reservationLabel marks the objects that a delete creates, and their names begin with
+// reservationPrefix.
+const (
+	reservationLabel  = "causeway.dev/orphan"
+	reservationPrefix = "causeway-orphan-"
+)
 
 // contentFinalizer is that of the snapshotter: without it the content would be gone before the
 // snapshot.
@@ -227,7 +231,7 @@ type reservation struct {
 
 // reservation returns the reservation of an orphan, with the policy Retain.
 func (d *Deletion) reservation(o Orphan) *reservation {
-	name := "causeway-orphan-" + rand.String(10)
+	name := reservationPrefix + rand.String(10)
 	labels := map[string]any{reservationLabel: "true"}
 	if o.What == "snapshot" {
 		return &reservation{resource: contents, field: contentPolicy, object: &unstructured.Unstructured{

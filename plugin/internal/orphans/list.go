@@ -1,10 +1,10 @@
 package orphans
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/causeway-csi/causeway/internal/inventory"
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
@@ -15,24 +15,34 @@ import (
 // NetworkPolicy could prevent it.
 func Exec(c cluster.Client, d *cluster.Driver, program string) func(context.Context) (*inventory.Inventory, error) {
 	return func(ctx context.Context) (*inventory.Inventory, error) {
-		var out bytes.Buffer
-		if err := InController(ctx, c, d, []string{program, "list"}, &out); err != nil {
+		data, err := InController(ctx, c, d, cluster.ListTimeout, program, "list")
+		if err != nil {
 			return nil, err
 		}
-		return decode(out.Bytes())
+		return decode(data)
 	}
 }
 
-// InController runs a command of the driver in the first ready pod of its controller.
-func InController(ctx context.Context, c cluster.Client, d *cluster.Driver, command []string, out *bytes.Buffer) error {
+// InController runs a command of the driver in a ready pod of its controller. If it fails there,
+// the next ready pod gets its turn.
+func InController(ctx context.Context, c cluster.Client, d *cluster.Driver, limit time.Duration, command ...string) (
+	[]byte, error) {
+	var failed []error
 	for _, p := range d.ControllerPods() {
 		if !p.Ready() || p.DeletionTimestamp != nil {
 			continue
 		}
-		if err := c.Pods.Exec(ctx, p.Pod, "driver", command, out); err != nil {
-			return fmt.Errorf("%v in pod %s: %w", command, p.Name, err)
+		out, err := cluster.Run(ctx, c, p.Pod, limit, command...)
+		if err == nil {
+			return out, nil
 		}
-		return nil
+		failed = append(failed, fmt.Errorf("%v in pod %s: %w", command, p.Name, err))
+		if ctx.Err() != nil {
+			break
+		}
 	}
-	return errors.New("no pod of the controller is ready: kubectl causeway doctor finds the reason")
+	if len(failed) > 0 {
+		return nil, errors.Join(failed...)
+	}
+	return nil, errors.New("no pod of the controller is ready: kubectl causeway doctor finds the reason")
 }

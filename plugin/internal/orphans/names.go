@@ -181,15 +181,32 @@ func (n *names) object(kind string, o *unstructured.Unstructured) error {
 	case "StorageClass":
 		n.classes[o.GetName()], _, _ = unstructured.NestedString(o.Object, "provisioner")
 	}
-	if o.GetLabels()[reservationLabel] != "" {
-		field := volumePolicy
-		if kind == contentKind {
-			field = contentPolicy
-		}
+	if field := n.reserves(kind, o); field != "" {
 		policy, _, _ := unstructured.NestedString(o.Object, "spec", field)
 		n.reservations = append(n.reservations, Reservation{kind, o.GetName(), policy, o.GetUID()})
 	}
 	return nil
+}
+
+// reserves returns the field of the policy of a reservation for the driver, or "" for another
+// object: a tenant can give the label to a claim. The IDs of both count as named.
+func (n *names) reserves(kind string, o *unstructured.Unstructured) string {
+	if o.GetLabels()[reservationLabel] == "" || !strings.HasPrefix(o.GetName(), reservationPrefix) {
+		return ""
+	}
+	field, driver := "", ""
+	switch kind {
+	case volumeKind:
+		field = volumePolicy
+		driver, _, _ = unstructured.NestedString(o.Object, "spec", "csi", "driver")
+	case contentKind:
+		field = contentPolicy
+		driver, _, _ = unstructured.NestedString(o.Object, "spec", "driver")
+	}
+	if driver != n.driver {
+		return ""
+	}
+	return field
 }
 
 // digest notes the names that the sidecars give to the volumes of claims and snapshots, by the UID

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -356,6 +357,7 @@ func TestPendingClaimsAndReservationsAreReported(t *testing.T) {
 	byHand.Object["spec"] = map[string]any{"storageClassName": ""}
 	left := pv(v2)
 	left.SetLabels(map[string]string{reservationLabel: "true"})
+	left.SetName("causeway-orphan-x")
 	left.Object["spec"].(map[string]any)[volumePolicy] = "Delete"
 	c := fake.Healthy()
 	class := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": "other",
@@ -369,6 +371,41 @@ func TestPendingClaimsAndReservationsAreReported(t *testing.T) {
 	var text strings.Builder
 	if err := r.Text(&text); err != nil || !strings.Contains(text.String(), "Its policy is Delete: a sidecar deletes") {
 		t.Errorf("%v: %s", err, text.String())
+	}
+}
+
+// The label alone makes no reservation, whose policy a delete would set. The volume that the object
+// names is no orphan in any case.
+func TestAnObjectOfATenantIsNoReservation(t *testing.T) {
+	named := pv(v3).GetName()
+	of := func(kind, name string, spec map[string]any) *unstructured.Unstructured {
+		o := object(kind, spec)
+		o.SetName(name)
+		o.SetLabels(map[string]string{reservationLabel: "true"})
+		o.SetAnnotations(map[string]string{"note": v2, "snapshot": s2})
+		return o
+	}
+	bound := of("PersistentVolumeClaim", named, map[string]any{"volumeName": "x"})
+	bound.Object["status"] = map[string]any{"phase": "Bound"}
+	theirs := map[string]any{"driver": "other", "csi": map[string]any{"driver": "other", "volumeHandle": v2}, volumePolicy: "Delete", contentPolicy: "Delete"}
+	own := map[string]any{"driver": fake.Driver, "csi": map[string]any{"driver": fake.Driver, "volumeHandle": v2}, volumePolicy: "Delete", contentPolicy: "Delete"}
+	for _, o := range []*unstructured.Unstructured{bound, of("VolumeSnapshot", "causeway-orphan-a", own), of("VolumeGroupSnapshotContent", "causeway-orphan-a", own),
+		of("PersistentVolume", "causeway-orphan-a", theirs), of("VolumeSnapshotContent", "causeway-orphan-a", theirs), of("PersistentVolume", "my-volume", own),
+		of("VolumeSnapshotContent", "my-content", own), of("VolumeAttachment", "causeway-orphan-a", own)} {
+		s, clients := search(t, append(without(all(), 1, 4), o)...)
+		r, err := s.Find(t.Context())
+		if err != nil || len(r.Reservations) > 0 || len(r.Orphans) > 0 {
+			t.Fatalf("%s/%s: %+v, %v", o.GetKind(), o.GetName(), r, err)
+		}
+		d := Deletion{Search: *s, Report: r, Log: io.Discard}
+		if err := d.Reset(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, a := range clients.Dynamic.Actions() {
+			if a.GetVerb() != "list" {
+				t.Errorf("%s/%s: %s %s", o.GetKind(), o.GetName(), a.GetVerb(), a.GetResource().Resource)
+			}
+		}
 	}
 }
 
@@ -405,5 +442,41 @@ func TestHandlesOfTypedFields(t *testing.T) {
 	n := &names{ids: map[string]bool{}, digests: map[digestKey]bool{}, prefix: (&Search{Driver: &cluster.Driver{}}).volumeName}
 	if err := n.object(volumeKind, pv("another form of ID@address")); err != nil || !n.ids["another form of ID"] {
 		t.Errorf("%v: %v", n.ids, err)
+	}
+}
+
+// A pod whose disk stalls, or that fails, is not the only one. Nothing of its output is used.
+func TestTheNextPodOfTheControllerIsAsked(t *testing.T) {
+	c := fake.Healthy()
+	client := c.Clients().Client
+	found, err := cluster.Find(t.Context(), client, cluster.Selection{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := found[0].ControllerPods()
+	c.Pods.Hangs = pods[0].Name
+	c.Pods.OnExec = func(_, _ string, _ []string, out io.Writer) error {
+		_, err := io.WriteString(out, "second")
+		return err
+	}
+	synctest.Test(t, func(t *testing.T) {
+		if out, err := InController(t.Context(), client, found[0], cluster.ListTimeout, "/driver", "list"); string(out) != "second" || err != nil {
+			t.Errorf("%q, %v", out, err)
+		}
+	})
+	c.Pods.Hangs = ""
+	c.Pods.OnExec = func(pod, _ string, _ []string, out io.Writer) error {
+		if _, err := io.WriteString(out, pod); err != nil || pod == pods[0].Name {
+			return errors.Join(err, errors.New("broken"))
+		}
+		return nil
+	}
+	if out, err := InController(t.Context(), client, found[0], time.Minute, "x"); string(out) != pods[1].Name || err != nil {
+		t.Errorf("%q, %v", out, err)
+	}
+	c.Pods.OnExec = nil
+	if _, err := InController(t.Context(), client, found[0], time.Minute, "x"); err == nil || !strings.Contains(err.Error(), pods[0].Name) ||
+		!strings.Contains(err.Error(), pods[1].Name) {
+		t.Error(err)
 	}
 }

@@ -3,7 +3,6 @@
 package story
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -290,11 +289,11 @@ func (b *builder) driver(ctx context.Context) {
 		b.lack("driver", err)
 		return
 	}
-	var out bytes.Buffer
-	if err := orphans.InController(ctx, b.client, d, []string{b.program, "list", "--volume=" + b.story.Handle},
-		&out); err != nil {
+	out, err := orphans.InController(ctx, b.client, d, cluster.ExecTimeout, b.program, "list",
+		"--volume="+b.story.Handle)
+	if err != nil {
 		b.lack("record and health", err)
-	} else if err := json.Unmarshal(out.Bytes(), &b.story.Record); err != nil {
+	} else if err := json.Unmarshal(out, &b.story.Record); err != nil {
 		b.lack("record and health", err)
 	}
 	pod := b.podOfNode(d)
@@ -347,12 +346,12 @@ func (b *builder) files(ctx context.Context, p *cluster.Pod) {
 	digest := sha256.Sum256([]byte(b.story.Handle)) // in the kubelet's staging path
 	command := append([]string{b.program, "show", b.story.Handle, b.volume.Name + "," + hex.EncodeToString(
 		digest[:])}, arguments(p.Pod)...)
-	var out bytes.Buffer
-	if err := b.client.Pods.Exec(ctx, p.Pod, "driver", command, &out); err != nil {
+	out, err := cluster.Run(ctx, b.client, p.Pod, cluster.ExecTimeout, command...)
+	if err != nil {
 		b.lack("path and mounts", err)
 		return
 	}
-	if err := json.Unmarshal(out.Bytes(), &b.story.Files); err != nil {
+	if err := json.Unmarshal(out, &b.story.Files); err != nil {
 		b.lack("path and mounts", err)
 	}
 }

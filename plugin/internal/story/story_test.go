@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -110,4 +111,15 @@ func TestTheSelectionIsThatOfTheInstallation(t *testing.T) {
 			t.Errorf("%+v: %q, want %q", selection, got, want)
 		}
 	}
+}
+
+func TestADiskThatStallsDoesNotHoldTheStory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := withVolume()
+		c.Pods.Hangs = "causeway-node-2"
+		s, err := Of(t.Context(), c.Clients().Client, cluster.Selection{}, "default", "c1", "/driver")
+		if err != nil || len(s.NotRead) != 1 || !strings.Contains(s.NotRead[0], "path and mounts: no end within 30s") || s.Record == nil {
+			t.Errorf("%+v, %v", s, err)
+		}
+	})
 }

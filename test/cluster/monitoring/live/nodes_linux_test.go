@@ -49,7 +49,8 @@ func nodeSteps() []step {
 				named: []want{
 					{"forgotten-volumes", "Node/node-2", "PersistentVolumes are on a node that is not in the cluster",
 						"hostpath.forgottenNodes", "docs/how-to/replace-a-node.md"},
-					{"deletes", "PersistentVolume/pvc-", "a node that the call needs is away", "forgottenNodes", pageRouter}},
+					// The cause changes when DNS forgets the address of the node.
+					{"deletes", "PersistentVolume/pvc-", "the volume cannot be deleted", "forgottenNodes", pageRouter}},
 				also: append(effects, want{check: "nodes"}, want{check: "registration"}),
 				cause: func(s *scene) {
 					s.use(volumeOf{name: "lost", node: &nodes[1], without: true})

@@ -72,8 +72,8 @@ func routerSteps() []step {
 				cause: func(s *scene) { s.twin("stranger", "other.csi.example.com", "node-9") }},
 			{name: "a claim for a node that is there twice",
 				rows: []string{"A claim stays Pending: UNAVAILABLE, `not all nodes answer`", "Errors of the router: `not all nodes answer: …`"},
-				named: []want{{"claims", "PersistentVolumeClaim/default/all-nodes", "a node that the call needs is away",
-					"bring the node back", pageRouter}},
+				named: []want{{"claims", "PersistentVolumeClaim/default/all-nodes", "several addresses report the same node",
+					"end the wrong driver", pageRouter}},
 				cause: func(s *scene) {
 					s.finds(want{check: "router", cause: "several addresses report the same node"})
 					s.claimOf(class("all-nodes", driverName, "Immediate", "kind: directory"), "all-nodes", "1Mi")
