@@ -699,6 +699,11 @@ func TestMessagesOfTheRouter(t *testing.T) {
 		"no node that answers holds it: not all nodes answer: 10.0.0.2:9810: timeout":                                {away, "bring the node back; only if"},
 		"the group is not made on all of its nodes yet: node n (a:1) does not answer: several addresses report":      {away, "bring the node back; only if"},
 	} {
+		for _, id := range []string{"volume ID a6mbhnpn9nc1: ", "source volume ID a6m: ", "snapshot ID a6m: "} {
+			if f := called(nil, "x", "x", "rpc error: code = Unavailable desc = "+id+text, "page"); !strings.Contains(f.Cause, want[0]) {
+				t.Errorf("%s%s: %+v", id, text, f)
+			}
+		}
 		f := called(nil, "x", "x", "rpc error: code = Unavailable desc = "+text, "page")
 		if !strings.Contains(f.Cause, want[0]) || !strings.Contains(f.Remedy, want[1]) || f.Page != pageRouter {
 			t.Errorf("%s: %+v", text, f)

@@ -223,7 +223,7 @@ var callMessages = []message{
 }
 
 // fromRouter is the beginning of a message of the router.
-const fromRouter = `^code = \w+ desc = (the group is not made on all of its nodes yet: )?`
+const fromRouter = `^code = \w+ desc = ([a-z ]+ ID \S+: )?(the group is not made on all of its nodes yet: )?`
 
 // partial is the beginning of a message of the router about its view of the nodes.
 const partial = `(no node (that answers holds it|answers in [^"]*): )?`
