@@ -46,7 +46,7 @@ var limits = []limit{
 		"see which jobs hold the slots: causeway_slots_used", "docs/reference/metrics.md#the-driver", " s"},
 	{"causeway_background_panics_total", 0, Warning, "a background task of the driver panicked and was restarted: " +
 		"a defect",
-		"report it with the stack in the log of the driver", pageStorage, ""},
+		"report it with the stack in the log of the driver, and restart the driver", pageStorage, ""},
 }
 
 // storageMetrics compares the metrics of drivers with their limits.
