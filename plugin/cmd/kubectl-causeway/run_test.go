@@ -175,3 +175,22 @@ func TestThePageHasAllChecks(t *testing.T) {
 		}
 	}
 }
+
+// TestThePageHasTheRightsOfWebSockets: a WebSocket needs two verbs.
+func TestThePageHasTheRightsOfWebSockets(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(fake.Root(), "docs", "how-to", "plugin.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rights := regexp.MustCompile("(?m)^\\| `(status|volume|orphans|bundle)`.*").FindAllString(string(page), -1)
+	if len(rights) != 4 {
+		t.Fatalf("docs/how-to/plugin.md has %d rows of rights, want 4", len(rights))
+	}
+	for _, row := range rights {
+		for _, m := range regexp.MustCompile(`[^,;|]*pods/(exec|portforward)`).FindAllString(row, -1) {
+			if !strings.HasPrefix(strings.TrimSpace(m), "get and create pods/") {
+				t.Errorf("docs/how-to/plugin.md has %q, want get and create", m)
+			}
+		}
+	}
+}

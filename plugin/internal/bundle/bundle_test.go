@@ -12,6 +12,9 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -320,5 +323,19 @@ func TestNoNameLeavesTheDirectory(t *testing.T) {
 	files := read(t, &out)
 	if !strings.Contains(files["MANIFEST"], `file "../../x.json": invalid name`) {
 		t.Errorf("%s", files["MANIFEST"])
+	}
+}
+
+// TestThePageHasTheRights compares the kinds that need a right for the cluster with the page.
+func TestThePageHasTheRights(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(fake.Root(), "docs", "how-to", "plugin.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := strings.Join(regexp.MustCompile("(?m)^\\| (`status`|`bundle`).*").FindAllString(string(page), -1), "\n")
+	for _, c := range collections {
+		if name := c.resource.Resource; !c.namespaced && !regexp.MustCompile(`\b`+name+`\b`).MatchString(rows) {
+			t.Errorf("docs/how-to/plugin.md does not have %s among the rights of bundle", name)
+		}
 	}
 }
