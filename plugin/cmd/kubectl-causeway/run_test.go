@@ -128,7 +128,12 @@ func TestOrphansAndTheirConfirmation(t *testing.T) {
 
 func TestABundleIsANewPrivateFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "b.tar.gz")
-	if out, log, code := execute(t, fake.Healthy(), "", "bundle", "--file="+file); code != 0 || !strings.Contains(out, file) {
+	c := fake.Healthy()
+	c.Pods.OnExec = func(_, _ string, _ []string, out io.Writer) error {
+		_, err := io.WriteString(out, "{}")
+		return err
+	}
+	if out, log, code := execute(t, c, "", "bundle", "--file="+file); code != 0 || out != file+"\n" {
 		t.Fatalf("exit %d: %s%s", code, out, log)
 	}
 	info, err := os.Stat(file)
@@ -137,6 +142,10 @@ func TestABundleIsANewPrivateFile(t *testing.T) {
 	}
 	if _, log, code := execute(t, fake.Healthy(), "", "bundle", "--file="+file); code != 1 || !strings.Contains(log, "exists") {
 		t.Errorf("exit %d: %s", code, log)
+	}
+	c.Refuse["csinodes"] = errors.New("forbidden")
+	if out, log, code := execute(t, c, "", "bundle", "--file="+file+".2"); code != 0 || !strings.Contains(out, "MANIFEST") {
+		t.Errorf("exit %d: %s%s", code, out, log)
 	}
 }
 
