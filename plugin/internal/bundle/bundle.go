@@ -51,7 +51,7 @@ type bundle struct {
 // Write writes the archive. It reports whether the archive has all parts: its MANIFEST has each
 // missing part, with the reason. Secrets are missing by design, and do not count. Errors: those of
 // out.
-func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, out io.Writer) (complete bool, err error) {
+func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, out io.Writer) (bool, error) {
 	zip := gzip.NewWriter(out)
 	b := &bundle{client: c, view: v, options: o, out: tar.NewWriter(zip), now: time.Now(), missing: v.Missing(),
 		own: map[string]bool{}}
