@@ -241,6 +241,7 @@ imagePullSecrets:
 {{- if and .Values.hostpath.enabled (or (hasPrefix (printf "%s/" .Values.kubeletDir) (printf "%s/" .Values.hostpath.root)) (hasPrefix (printf "%s/" .Values.hostpath.root) (printf "%s/" .Values.kubeletDir))) -}}
 {{- fail "hostpath.root and kubeletDir: one directory contains the other" -}}
 {{- end -}}
+{{- include "causeway.validateTrimInterval" . -}}
 {{- $windowsRoot := printf "%s\\" (lower (trimSuffix "\\" .Values.hostpath.windows.root)) -}}
 {{- $windowsKubelet := printf "%s\\" (lower (trimSuffix "\\" .Values.kubeletDirWindows)) -}}
 {{- if and .Values.hostpath.enabled .Values.hostpath.windows.enabled (or (hasPrefix $windowsRoot $windowsKubelet) (hasPrefix $windowsKubelet $windowsRoot)) -}}
@@ -282,6 +283,19 @@ imagePullSecrets:
 {{- if ne $was $.Values.hostpath.driverName -}}
 {{- fail (printf "hostpath.driverName: this release's driver is called %s, in volumes and paths, and cannot be called otherwise: uninstall it first, or install another release, with classes of other names" $was) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Rejects an interval of trims with which the driver does not start. A schema cannot add up hours, minutes and seconds. */}}
+{{- define "causeway.validateTrimInterval" -}}
+{{- with .Values.hostpath.trimInterval -}}
+{{- $seconds := 0 -}}
+{{- range $part := regexFindAll "[0-9]+[hms]" . -1 -}}
+{{- $seconds = add $seconds (mul (regexFind "[0-9]+" $part | atoi) (index (dict "h" 3600 "m" 60 "s" 1) (regexFind "[hms]" $part))) -}}
+{{- end -}}
+{{- if and $.Values.hostpath.enabled (not $.Values.hostpath.backendArgs) (gt $seconds 0) (lt $seconds 60) -}}
+{{- fail (printf "hostpath.trimInterval: %s is too short: the minimum is one minute (1m). Empty trims nothing" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -77,10 +77,14 @@ func (s session) bundle(ctx context.Context, o bundle.Options, file string) erro
 	if err != nil {
 		return err
 	}
-	err = bundle.Write(ctx, s.client, v, o, f)
+	complete, err := bundle.Write(ctx, s.client, v, o, f)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return errors.Join(err, os.Remove(file))
 	}
-	fmt.Fprintf(s.out, "%s: see MANIFEST in it for what could not be collected\n", file)
+	if !complete {
+		fmt.Fprintf(s.out, "%s: see MANIFEST in it for the parts that could not be collected\n", file)
+		return nil
+	}
+	fmt.Fprintln(s.out, file)
 	return nil
 }

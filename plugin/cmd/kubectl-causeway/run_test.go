@@ -128,7 +128,12 @@ func TestOrphansAndTheirConfirmation(t *testing.T) {
 
 func TestABundleIsANewPrivateFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "b.tar.gz")
-	if out, log, code := execute(t, fake.Healthy(), "", "bundle", "--file="+file); code != 0 || !strings.Contains(out, file) {
+	c := fake.Healthy()
+	c.Pods.OnExec = func(_, _ string, _ []string, out io.Writer) error {
+		_, err := io.WriteString(out, "{}")
+		return err
+	}
+	if out, log, code := execute(t, c, "", "bundle", "--file="+file); code != 0 || out != file+"\n" {
 		t.Fatalf("exit %d: %s%s", code, out, log)
 	}
 	info, err := os.Stat(file)
@@ -137,6 +142,10 @@ func TestABundleIsANewPrivateFile(t *testing.T) {
 	}
 	if _, log, code := execute(t, fake.Healthy(), "", "bundle", "--file="+file); code != 1 || !strings.Contains(log, "exists") {
 		t.Errorf("exit %d: %s", code, log)
+	}
+	c.Refuse["csinodes"] = errors.New("forbidden")
+	if out, log, code := execute(t, c, "", "bundle", "--file="+file+".2"); code != 0 || !strings.Contains(out, "MANIFEST") {
+		t.Errorf("exit %d: %s%s", code, out, log)
 	}
 }
 
@@ -172,6 +181,25 @@ func TestThePageHasAllChecks(t *testing.T) {
 	for _, c := range doctor.Checks() {
 		if !strings.Contains(string(page), "`"+c.Name+"`") {
 			t.Errorf("docs/how-to/plugin.md does not have the check %s", c.Name)
+		}
+	}
+}
+
+// TestThePageHasTheRightsOfWebSockets: a WebSocket needs two verbs.
+func TestThePageHasTheRightsOfWebSockets(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(fake.Root(), "docs", "how-to", "plugin.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rights := regexp.MustCompile("(?m)^\\| `(status|volume|orphans|bundle)`.*").FindAllString(string(page), -1)
+	if len(rights) != 4 {
+		t.Fatalf("docs/how-to/plugin.md has %d rows of rights, want 4", len(rights))
+	}
+	for _, row := range rights {
+		for _, m := range regexp.MustCompile(`[^,;|]*pods/(exec|portforward)`).FindAllString(row, -1) {
+			if !strings.HasPrefix(strings.TrimSpace(m), "get and create pods/") {
+				t.Errorf("docs/how-to/plugin.md has %q, want get and create", m)
+			}
 		}
 	}
 }

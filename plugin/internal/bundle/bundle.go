@@ -48,21 +48,22 @@ type bundle struct {
 	own     map[string]bool // objects of the installation, by kind, namespace and name
 }
 
-// Write writes the archive. What cannot be collected is in its MANIFEST, with the reason. Errors:
-// those of out.
-func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, out io.Writer) error {
+// Write writes the archive. It reports whether the archive has all parts: its MANIFEST has each
+// missing part, with the reason. Secrets are missing by design, and do not count. Errors: those of
+// out.
+func Write(ctx context.Context, c cluster.Client, v *cluster.View, o Options, out io.Writer) (bool, error) {
 	zip := gzip.NewWriter(out)
 	b := &bundle{client: c, view: v, options: o, out: tar.NewWriter(zip), now: time.Now(), missing: v.Missing(),
 		own: map[string]bool{}}
 	for _, part := range []func(context.Context) error{b.summary, b.objects, b.answers, b.records, b.logs, b.manifest} {
 		if err := part(ctx); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if err := b.out.Close(); err != nil {
-		return err
+		return false, err
 	}
-	return zip.Close()
+	return len(b.missing) == 0, zip.Close()
 }
 
 // add adds a file. The text has no secrets by now. A name that leaves the directory of the archive,
@@ -97,16 +98,19 @@ func (b *bundle) summary(context.Context) error {
 		return err
 	}
 	e := json.NewEncoder(&p)
+	e.SetIndent("", "  ")
 	if err := e.Encode(map[string]any{"plugin": b.options.Version, "server": b.view.Server,
 		"apiGroups": b.view.Groups}); err != nil {
 		return err
 	}
-	for name, data := range map[string]*bytes.Buffer{"status.json": &s, "doctor.json": &d, "version.json": &p} {
+	for name, data := range map[string]*bytes.Buffer{"status.json": &s, "doctor.json": &d} {
 		if err := b.add(name, []byte(jsonText(data.String()))); err != nil {
 			return err
 		}
 	}
-	return nil
+	// Versions, and names of API groups, such as authorization.k8s.io: a redaction would take them for
+	// names of secrets.
+	return b.add("version.json", p.Bytes())
 }
 
 // collection is a kind of objects of the archive.

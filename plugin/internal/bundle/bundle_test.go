@@ -12,6 +12,9 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -31,16 +34,24 @@ const marker = "m4rk3rS3cr3t"
 // write returns the files of an archive.
 func write(t *testing.T, c *fake.Cluster) map[string]string {
 	t.Helper()
+	files, _ := writeAll(t, c)
+	return files
+}
+
+// writeAll returns the files of an archive, and whether it is complete.
+func writeAll(t *testing.T, c *fake.Cluster) (files map[string]string, complete bool) {
+	t.Helper()
 	clients := c.Clients()
 	v, err := cluster.Gather(context.Background(), clients.Client, cluster.Selection{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := Write(context.Background(), clients.Client, v, Options{Version: "test", LogLimit: 1 << 20, Program: "/driver"}, &out); err != nil {
+	complete, err = Write(context.Background(), clients.Client, v, Options{Version: "test", LogLimit: 1 << 20, Program: "/driver"}, &out)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return read(t, &out)
+	return read(t, &out), complete
 }
 
 func read(t *testing.T, in io.Reader) map[string]string {
@@ -71,11 +82,13 @@ func read(t *testing.T, in io.Reader) map[string]string {
 
 func TestNoSecretIsInTheArchive(t *testing.T) {
 	c := fake.Healthy()
+	c.Groups["authorization.k8s.io"], c.Groups["rbac.authorization.k8s.io"] = []string{"v1", "v9"}, []string{"v8"}
 	c.Add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: fake.Namespace, Name: "smb"},
 		Data: map[string][]byte{"password": []byte(marker)}, StringData: map[string]string{"x": marker}})
 	c.Add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: fake.Namespace, Name: "shares", Labels: map[string]string{"app.kubernetes.io/part-of": "causeway"},
 		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: `{"x":"` + marker + `"}`}},
 		Data: map[string]string{"shares.yaml": "- source: //server/share\n  username: u\n  password: " + marker + "\n  other: 'kept-value'\n",
+			"groups.yaml": "authorization.k8s.io: " + marker + "\n", "authorization.k8s.io": marker,
 			"token": marker, "key.pem": "-----BEGIN EC PRIVATE KEY-----\n" + marker + "\n-----END EC PRIVATE KEY-----\n"},
 		BinaryData: map[string][]byte{"x": []byte(marker)}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: fake.Namespace, Name: "of-another-application"}, Data: map[string]string{"x": marker}},
@@ -99,7 +112,7 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 	}
 	c.Refuse["csidrivers"] = errors.New("forbidden: token=" + marker)
 	c.Event("Pod", fake.Namespace, "causeway-node-1", "Failed", "password: "+marker)
-	files := write(t, c)
+	files, complete := writeAll(t, c)
 	encoded := base64.StdEncoding.EncodeToString([]byte(marker))
 	all := ""
 	for name, data := range files {
@@ -123,7 +136,29 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 			t.Errorf("%s is not in the archive", name)
 		}
 	}
-	if strings.Contains(files["MANIFEST"], "secrets.yaml") || !strings.Contains(files["MANIFEST"], "csidrivers") {
+	var versions struct{ APIGroups map[string][]string }
+	if err := json.Unmarshal([]byte(files["version.json"]), &versions); err != nil ||
+		!slices.Equal(versions.APIGroups["authorization.k8s.io"], []string{"v1", "v9"}) ||
+		!slices.Equal(versions.APIGroups["rbac.authorization.k8s.io"], []string{"v8"}) {
+		t.Errorf("%v: %s", err, files["version.json"])
+	}
+	if complete || strings.Contains(files["MANIFEST"], "secrets.yaml") || !strings.Contains(files["MANIFEST"], "csidrivers") {
+		t.Errorf("%s", files["MANIFEST"])
+	}
+}
+
+// Secrets are missing by design: without them the archive is complete.
+func TestAnArchiveIsComplete(t *testing.T) {
+	c := fake.Healthy()
+	c.Pods.OnExec = func(_, _ string, _ []string, out io.Writer) error {
+		_, err := io.WriteString(out, "{}")
+		return err
+	}
+	if files, complete := writeAll(t, c); !complete {
+		t.Errorf("%s", files["MANIFEST"])
+	}
+	c.Refuse["csinodes"] = errors.New("forbidden")
+	if files, complete := writeAll(t, c); complete {
 		t.Errorf("%s", files["MANIFEST"])
 	}
 }
@@ -314,11 +349,25 @@ func TestNoNameLeavesTheDirectory(t *testing.T) {
 	}
 	v.Drivers[0].Name = "../../../x"
 	var out bytes.Buffer
-	if err := Write(context.Background(), clients.Client, v, Options{Program: "/driver"}, &out); err != nil {
+	if _, err := Write(context.Background(), clients.Client, v, Options{Program: "/driver"}, &out); err != nil {
 		t.Fatal(err)
 	}
 	files := read(t, &out)
 	if !strings.Contains(files["MANIFEST"], `file "../../x.json": invalid name`) {
 		t.Errorf("%s", files["MANIFEST"])
+	}
+}
+
+// TestThePageHasTheRights compares the kinds that need a right for the cluster with the page.
+func TestThePageHasTheRights(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(fake.Root(), "docs", "how-to", "plugin.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := strings.Join(regexp.MustCompile("(?m)^\\| (`status`|`bundle`).*").FindAllString(string(page), -1), "\n")
+	for _, c := range collections {
+		if name := c.resource.Resource; !c.namespaced && !regexp.MustCompile(`\b`+name+`\b`).MatchString(rows) {
+			t.Errorf("docs/how-to/plugin.md does not have %s among the rights of bundle", name)
+		}
 	}
 }

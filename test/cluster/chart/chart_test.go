@@ -171,6 +171,7 @@ func TestRejectedValues(t *testing.T) {
 		"no capacity": {"hostpath: {controller: {capacity: {qps: 0}}}",
 			"/hostpath/controller/capacity/qps"},
 		"trims without a unit":   {"hostpath: {trimInterval: \"168\"}", "/hostpath/trimInterval"},
+		"trims without a pause":  {"hostpath: {trimInterval: 10s}", "hostpath.trimInterval: 10s is too short: the minimum is one minute"},
 		"blocks of no size":      {"hostpath: {metadataBlockSize: 1000}", "/hostpath/metadataBlockSize"},
 		"a forgotten node twice": {"hostpath: {forgottenNodes: [a, a]}", "/hostpath/forgottenNodes"},
 		"a flag that the chart sets": {"hostpath: {controller: {extraArgs: [--controllers=attacher]}}",
@@ -268,6 +269,26 @@ func TestRejectedValues(t *testing.T) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// TestTrimIntervals: the chart accepts the intervals that the driver accepts.
+func TestTrimIntervals(t *testing.T) {
+	bin := programs(t)
+	for interval, ok := range map[string]bool{"0s": true, "0h0m": true, "1m": true, "60s": true, "0h0m60s": true, "59s1s": true,
+		"0h1m": true, "010m": true, "168h": true, "1s": false, "59s": false, "0m59s": false, "08s": false, "30s29s": false} {
+		_, err := renderWith(t, bin, "hostpath: {trimInterval: "+interval+"}")
+		if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "hostpath.trimInterval: "+interval) {
+			t.Errorf("%s: %v", interval, err)
+		}
+		if d, err := time.ParseDuration(interval); err != nil || (d == 0 || d >= time.Minute) != ok {
+			t.Errorf("%s: the driver has %s, %v", interval, d, err)
+		}
+	}
+	for _, values := range []string{"{enabled: false, trimInterval: 1s}", "{backendArgs: [--a], trimInterval: 1s}"} {
+		if _, err := renderWith(t, bin, "hostpath: "+values); err != nil {
+			t.Errorf("%s: %v", values, err)
+		}
 	}
 }
 
