@@ -77,7 +77,7 @@ func nodeSteps() []step {
 					time.Sleep(5 * time.Second)    // two scrapes
 					s.later(func() { s.kubectl("delete", "pod", "inline", "--now") })
 					s.later(func() { s.on(nodes[0], "pkill -CONT -f '^/usr/bin/driver --mode=node'; true") })
-					s.keep(nodes[0], "sh", "-c", "p=$(pgrep -f '^/usr/bin/driver --mode=node'); for i in $(seq 60); do kill -STOP $p; sleep 1.5; kill -CONT $p; sleep 0.2; done")
+					s.keep(nodes[0], "sh", "-c", "p=$(pgrep -f '^/usr/bin/driver --mode=node'); for i in $(seq 60); do kill -STOP $p; sleep 1.5; kill -CONT $p; sleep 0.03; done")
 					var mounts, volumes []string
 					for i := range 30 {
 						mounts = append(mounts, fmt.Sprintf("{name: v%[1]d, mountPath: /v%[1]d}", i))
