@@ -99,7 +99,7 @@ func nodeSteps() []step {
 				also: []want{{check: "driver-ready"}, {check: "sidecars-ready"}, {check: "leaders"}, {check: "pods"}, {check: "claims"}},
 				cause: func(s *scene) {
 					all := []string{class("queue", driverName, "Immediate", "kind: directory")}
-					for i := range 150 {
+					for i := range 300 { // 100 workers take one each
 						all = append(all, strings.Replace(claim(fmt.Sprintf("queue-%d", i), "queue", "1Mi"), "{name:", "{labels: {of: queue}, name:", 1))
 					}
 					s.later(func() {
