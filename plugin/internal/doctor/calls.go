@@ -267,17 +267,35 @@ func expansions(v *cluster.View) (all []Finding) {
 		if volumes[c.Spec.VolumeName] == nil || want.Cmp(have) <= 0 {
 			continue
 		}
-		const reason = "VolumeResizeFailed"
-		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
-			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
+		if text := growthError(v, c); text != "" {
 			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
-				fmt.Sprintf("the volume does not grow from %s to %s", have.String(), want.String()), e.Message,
-				pageChange)
+				fmt.Sprintf("the volume does not grow from %s to %s", have.String(), want.String()), text, pageChange,
+				growsLater)
 			f.Page = pageChange
 			all = append(all, f)
 		}
 	}
 	return all
+}
+
+// growthError returns the error of the growth of a claim, or "". A recent event may be missing: the
+// condition stays until the volume has grown.
+func growthError(v *cluster.View, c *corev1.PersistentVolumeClaim) string {
+	const reason = "VolumeResizeFailed"
+	if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok {
+		if replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
+			return ""
+		}
+		return e.Message
+	}
+	for _, cond := range c.Status.Conditions {
+		failed := cond.Type == corev1.PersistentVolumeClaimNodeResizeError ||
+			cond.Type == corev1.PersistentVolumeClaimControllerResizeError
+		if failed && cond.Status == corev1.ConditionTrue && v.ServerNow().Sub(cond.LastTransitionTime.Time) > patience {
+			return cmp.Or(cond.Message, string(cond.Type))
+		}
+	}
+	return ""
 }
 
 // modifications finds claims that do not get their VolumeAttributesClass.

@@ -115,6 +115,16 @@ func waiting(p *corev1.Pod, reason, message string) {
 	p.Status.ContainerStatuses[0].Ready = false
 }
 
+// grows is a claim of 1 GiB that asks for 2 GiB, and has a condition since some time.
+func grows(c *fake.Cluster, kind corev1.PersistentVolumeClaimConditionType, ago time.Duration, message string) {
+	claim := claim(c, "c1", corev1.ClaimBound)
+	claim.Spec.VolumeName = volume(c, "pv-1").Name
+	claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")}
+	claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	claim.Status.Conditions = []corev1.PersistentVolumeClaimCondition{{Type: kind, Status: corev1.ConditionTrue,
+		LastTransitionTime: fake.Ago(ago), Message: message}}
+}
+
 // faults are faults with the check that must find them, and words of the cause, evidence or remedy.
 // An unknown fault in the same check would have other words.
 var faults = map[string]struct {
@@ -435,6 +445,13 @@ var faults = map[string]struct {
 		claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeResizeFailed", "rpc error: code = OutOfRange desc = no space left on device")
 	}, "expansions", []string{"from 1Gi to 2Gi"}},
+	"a growth on the node without an event": {func(c *fake.Cluster) {
+		grows(c, corev1.PersistentVolumeClaimNodeResizeError, 3*time.Minute, `rpc error: code = FailedPrecondition desc = grow volume "h": `+
+			`in use: without CAP_SYS_RESOURCE it can be grown only when it is staged again: operation not permitted`)
+	}, "expansions", []string{"from 1Gi to 2Gi: the filesystem in use cannot grow", "it grows when it is staged again"}},
+	"a growth in the controller without an event": {func(c *fake.Cluster) {
+		grows(c, corev1.PersistentVolumeClaimControllerResizeError, 3*time.Minute, "rpc error: code = OutOfRange desc = insufficient capacity")
+	}, "expansions", []string{"from 1Gi to 2Gi", "smaller size"}},
 }
 
 func TestEachFaultIsNamed(t *testing.T) {
@@ -558,6 +575,12 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			for _, reason := range []string{"VolumeResizeFailed", "VolumeModifyFailed"} {
 				c.Event("PersistentVolumeClaim", "default", "c1", reason, `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
 			}
+		},
+		"a growth that just failed on the node": func(c *fake.Cluster) {
+			grows(c, corev1.PersistentVolumeClaimNodeResizeError, time.Minute, "rpc error: code = Internal desc = x")
+		},
+		"a growth that goes on": func(c *fake.Cluster) {
+			grows(c, corev1.PersistentVolumeClaimFileSystemResizePending, time.Hour, "waiting for a pod")
 		},
 		"a pod that just ended its grace period": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
@@ -856,7 +879,7 @@ func TestPagesExist(t *testing.T) {
 			pages[m.page] = true
 		}
 	}
-	for _, m := range append(codeMessages, missingVolume) {
+	for _, m := range append(codeMessages, missingVolume, growsLater) {
 		pages[cmp.Or(m.page, pagePodEnd)] = true
 	}
 	for _, m := range conditionMessages {

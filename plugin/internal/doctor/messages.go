@@ -253,6 +253,11 @@ var missingVolume = known(`^code = NotFound`,
 	"the volume does not exist on its node: its disk was lost or replaced, or its directory was moved",
 	lookFirst, pageReplace)
 
+// growsLater is the error of a growth for which the machine takes a capability from the driver.
+var growsLater = known(`without CAP_SYS_RESOURCE it can be grown only when it is staged again`,
+	"the filesystem in use cannot grow without CAP_SYS_RESOURCE",
+	"end the pods of the volume: it grows when it is staged again", pageChange)
+
 // conditionMessages are the conditions of a volume, by reason.
 var conditionMessages = map[string]message{
 	"RecordUnreadable": about("the record of the volume cannot be read (RecordUnreadable)",
