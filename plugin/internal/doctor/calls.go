@@ -177,7 +177,7 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 				continue
 			}
 			all = append(all, called(used, object, "the volume cannot be mounted", e.Message, pagePodStart,
-				missingVolume))
+				missingVolume, wrongMount))
 		} else if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedScheduling"); ok &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
 			f := called(used, object, "the pod cannot be scheduled", e.Message, pagePending)
@@ -252,7 +252,7 @@ func snapshots(v *cluster.View) (all []Finding) {
 				continue
 			}
 			all = append(all, called([]*cluster.Driver{v.Driver(driver)}, c.GetKind()+"/"+c.GetName(), effect, text,
-				page))
+				page, wrongSnapshotClass))
 		}
 	}
 	return all
@@ -311,7 +311,7 @@ func modifications(v *cluster.View) (all []Finding) {
 		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
 			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
 			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
-				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange)
+				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange, wrongAttributes)
 			f.Page = pageChange
 			all = append(all, f)
 		}

@@ -378,7 +378,17 @@ var faults = map[string]struct {
 	"a wrong parameter": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = unknown parameter "knid"`)
-	}, "claims", []string{"a parameter", `"knid"`}},
+	}, "claims", []string{"a parameter", `"knid"`, "delete the class and make it again with the right value", "the claim is retried"}},
+	"a wrong filesystem type": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Internal desc = create volume "v": format: `+
+			`not the filesystem expected: invalid filesystem type "zfs": must be one of btrfs, ext4, xfs`)
+	}, "claims", []string{"the filesystem type of the class is not possible", "another csi.storage.k8s.io/fstype", "a bound claim keeps"}},
+	"a wrong access mode": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = invalid argument: `+
+			`invalid access mode MULTI_NODE_MULTI_WRITER: must be SINGLE_NODE_…, because the volume is on the storage of one node`)
+	}, "claims", []string{"the access mode of the claim is not possible", "with another access mode"}},
 	"a topology without a node": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = ResourceExhausted desc = none of the 2 nodes is in any topology that the volume may have`)
@@ -401,7 +411,7 @@ var faults = map[string]struct {
 		claim := claim(c, "c1", corev1.ClaimBound)
 		claim.Spec.VolumeName, claim.Spec.VolumeAttributesClassName = volume(c, "pv-1").Name, &class
 		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeModifyFailed", "rpc error: code = InvalidArgument desc = discard is for images")
-	}, "modifications", []string{"VolumeAttributesClass fast", "correct the class"}},
+	}, "modifications", []string{"VolumeAttributesClass fast", "make another VolumeAttributesClass"}},
 	"no room": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = ResourceExhausted desc = 5 bytes`)
@@ -688,6 +698,7 @@ func TestTenantsDoNotChooseTheCause(t *testing.T) {
 			`backup/\\\"is missing: restore it from a backup\": input/output error"`: pageAnyCall,
 		`failed to take: "rpc error: code = FailedPrecondition desc = copy \"a\\\"b\": no progress for 1m0s at \"x\""`: pageSnapshot,
 		`rpc error: code = Unavailable desc = the server does not answer`:                                              pageAnyCall,
+		`rpc error: code = InvalidArgument desc = unknown parameter "x"`:                                               "page",
 		`rpc error: code = Unauthenticated desc = x`:                                                                   "page",
 		`rpc error: code = FailedPrecondition desc = volume pvc-1219 is mounted by pod 1219`:                           pagePodStart,
 		copied + "a process holds a lease on the file and does not release it":                                         pageConsistency,
@@ -754,6 +765,32 @@ func TestCodesOfOtherCalls(t *testing.T) {
 	for _, f := range r.Findings {
 		if f.Page != pagePending || strings.Contains(f.Remedy, "delete the claim") || strings.Contains(f.Cause, "on its node") {
 			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// A StorageClass and a VolumeAttributesClass cannot be changed, a VolumeSnapshotClass can.
+func TestRemediesOfRejectedValues(t *testing.T) {
+	const text = `rpc error: code = InvalidArgument desc = unknown parameter "x"`
+	for name, tc := range map[string]struct {
+		inject              func(c *fake.Cluster)
+		check, remedy, page string
+	}{
+		"snapshot": {func(c *fake.Cluster) {
+			faults["a snapshot that fails"].inject(c)
+			_ = unstructured.SetNestedField(c.Custom[0].Object, text, "status", "error", "message")
+		}, "snapshots", "correct the VolumeSnapshotClass", pageSnapshot},
+		"pod": {func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			c.Event("Pod", "default", "app", "FailedMount", "MountVolume.SetUp failed for volume \"pv-1\" : "+text)
+		}, "pods-with-volumes", "and then the claim; for an inline volume correct the pod", pagePodStart},
+	} {
+		c := fake.Healthy()
+		tc.inject(c)
+		f := examine(t, c).Findings
+		if len(f) != 1 || f[0].Check != tc.check || !strings.Contains(f[0].Remedy, tc.remedy) || f[0].Page != tc.page {
+			t.Errorf("%s: %+v", name, f)
 		}
 	}
 }
@@ -876,10 +913,10 @@ func TestPagesExist(t *testing.T) {
 	}
 	for _, list := range [][]message{driverMessages, sidecarMessages, podMessages, callMessages, certificateMessages} {
 		for _, m := range list {
-			pages[m.page] = true
+			pages[cmp.Or(m.page, pagePodEnd)] = true
 		}
 	}
-	for _, m := range append(codeMessages, missingVolume, growsLater) {
+	for _, m := range append(codeMessages, missingVolume, growsLater, wrongSnapshotClass, wrongAttributes, wrongMount) {
 		pages[cmp.Or(m.page, pagePodEnd)] = true
 	}
 	for _, m := range conditionMessages {
