@@ -233,7 +233,13 @@ var faults = map[string]struct {
 	}, "sidecars-ready", []string{"not registered", "/registration"}},
 	"two versions": {func(c *fake.Cluster) {
 		fake.Get[*corev1.Pod](c, node1).Spec.Containers[0].Image = "ghcr.io/causeway-csi/driver:v0.9.0"
-	}, "versions", []string{"v0.9.0: causeway-node-1"}},
+	}, "versions", []string{"v0.9.0: causeway-node-1", "complete the update: kubectl -n causeway rollout status daemonset/causeway-node"}},
+	"workloads of two versions": {func(c *fake.Cluster) {
+		for _, name := range []string{node1, "causeway-node-2"} {
+			fake.Get[*corev1.Pod](c, name).Spec.Containers[0].Image = "ghcr.io/causeway-csi/driver:v0.9.0"
+		}
+		fake.Get[*appsv1.DaemonSet](c, "causeway-node").Spec.Template.Spec.Containers[0].Image = "ghcr.io/causeway-csi/driver:v0.9.0"
+	}, "versions", []string{"v0.9.0: causeway-node-1", "apply the chart again"}},
 	"a dead node": {func(c *fake.Cluster) {
 		n := fake.Get[*corev1.Node](c, "node-1")
 		n.Status.Conditions[0].Status, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "Kubelet stopped posting node status."
