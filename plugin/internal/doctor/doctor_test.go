@@ -342,7 +342,8 @@ var faults = map[string]struct {
 	}, "router", []string{"do not belong together"}},
 	"a node twice": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_peers{state="twice"} 2`) }, "router",
 		[]string{"several addresses"}},
-	"no DNS": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_discovery_up 0`) }, "router", []string{"look up"}},
+	"no DNS": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_discovery_up 0`) }, "router",
+		[]string{"look up", "if the Service is missing, apply the chart again"}},
 	"a certificate at its end": {func(c *fake.Cluster) {
 		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds 1000")
 	}, "certificates", []string{"has expired", "1970"}},
@@ -636,6 +637,12 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		"a driver that just started": func(c *fake.Cluster) { started(c, time.Minute) },
 	} {
 		c := fake.Healthy()
+		"a router that just started": func(c *fake.Cluster) {
+			c.Metric(controller1, `causeway_router_discovery_up 0`)
+			fake.Get[*corev1.Pod](c, controller1).CreationTimestamp = fake.Ago(10 * time.Second)
+			c.Metric(controller2, `causeway_router_discovery_up 0`)
+			c.Metric(controller2, "process_start_time_seconds "+itoa(int(time.Now().Add(-10*time.Second).Unix())))
+		},
 		inject(c)
 		if r := examine(t, c); len(r.Findings) > 0 || len(r.NotChecked) > 0 {
 			t.Errorf("%s: %+v", name, r)

@@ -171,7 +171,7 @@ var callMessages = []message{
 		"several addresses report the same node",
 		"end the wrong driver; for two addresses of one node: ipFamilyPolicy: SingleStack", pageRouter),
 	known(fromRouter+partial+`the nodes are not known yet`, "the router does not know the nodes yet",
-		"check DNS and the Service in --peers", pageRouter),
+		noAddresses, pageRouter),
 	known(fromRouter+`none of the \d+ nodes holds it, and all of them answer`,
 		"no node holds the volume or snapshot, and all of them answer",
 		"bring back its node, or the pod of the driver there; or look for its directory on the disks of the nodes, "+
