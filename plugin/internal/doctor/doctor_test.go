@@ -150,7 +150,7 @@ var faults = map[string]struct {
 		[]string{"too old", "v1beta1"}},
 	"a class of another driver": {func(c *fake.Cluster) {
 		fake.Get[*storagev1.StorageClass](c, "causeway-hostpath").Provisioner = "hostpath.csi.causeway.example"
-	}, "storage-classes", []string{"causeway-hostpath", "does not exist"}},
+	}, "storage-classes", []string{"causeway-hostpath", "does not exist: its claims stay Pending\n"}},
 	"a missing right": {func(c *fake.Cluster) {
 		c.Denied = func(a authorizationv1.ResourceAttributes) bool {
 			return a.Resource == "persistentvolumes" && a.Verb == "create"
