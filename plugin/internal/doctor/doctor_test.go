@@ -64,6 +64,13 @@ func skew(v *cluster.View, fast time.Duration) Report {
 	return Run(v, Checks())
 }
 
+func TestAClusterWithoutADriver(t *testing.T) {
+	_, err := cluster.Gather(context.Background(), fake.Fresh().Clients().Client, cluster.Selection{})
+	if err == nil || !strings.Contains(err.Error(), "kubectl causeway doctor --pre checks a cluster before") {
+		t.Error(err)
+	}
+}
+
 func TestAHealthyClusterHasNoFinding(t *testing.T) {
 	r := examine(t, fake.Healthy())
 	if len(r.Findings) > 0 || len(r.NotChecked) > 0 || r.Code() != CodeHealthy || r.Checks != len(Checks()) {
@@ -630,6 +637,12 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = NotFound desc = volume h`)
 			fake.Remove[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
 		},
+		"a router that just started": func(c *fake.Cluster) {
+			c.Metric(controller1, `causeway_router_discovery_up 0`)
+			fake.Get[*corev1.Pod](c, controller1).CreationTimestamp = fake.Ago(10 * time.Second)
+			c.Metric(controller2, `causeway_router_discovery_up 0`)
+			c.Metric(controller2, "process_start_time_seconds "+itoa(int(time.Now().Add(-10*time.Second).Unix())))
+		},
 		"a node that just joined": func(c *fake.Cluster) {
 			fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
 			fake.Get[*corev1.Pod](c, "causeway-node-2").CreationTimestamp = fake.Ago(time.Minute)
@@ -637,12 +650,6 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		"a driver that just started": func(c *fake.Cluster) { started(c, time.Minute) },
 	} {
 		c := fake.Healthy()
-		"a router that just started": func(c *fake.Cluster) {
-			c.Metric(controller1, `causeway_router_discovery_up 0`)
-			fake.Get[*corev1.Pod](c, controller1).CreationTimestamp = fake.Ago(10 * time.Second)
-			c.Metric(controller2, `causeway_router_discovery_up 0`)
-			c.Metric(controller2, "process_start_time_seconds "+itoa(int(time.Now().Add(-10*time.Second).Unix())))
-		},
 		inject(c)
 		if r := examine(t, c); len(r.Findings) > 0 || len(r.NotChecked) > 0 {
 			t.Errorf("%s: %+v", name, r)
