@@ -10,6 +10,8 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -212,8 +214,21 @@ func (v *View) EventsOf(kind, namespace, name string) []corev1.Event {
 			all = append(all, e)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b corev1.Event) int { return EventTime(b).Compare(EventTime(a)) })
+	slices.SortStableFunc(all, func(a, b corev1.Event) int {
+		return cmp.Or(EventTime(b).Compare(EventTime(a)), cmp.Compare(nameTime(b), nameTime(a)),
+			b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
+	})
 	return all
+}
+
+// nameTime returns the time in the name of an event, in nanoseconds, or 0: the other times of most events
+// are whole seconds. The recorders of client-go name an event OBJECT.HEX.
+func nameTime(e corev1.Event) uint64 {
+	n, err := strconv.ParseUint(e.Name[strings.LastIndex(e.Name, ".")+1:], 16, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // EventTime returns the time of the last occurrence of an event.
