@@ -61,6 +61,16 @@ func progress(v *cluster.View, text string, since time.Time) bool {
 	return replaces(v, text, since) || goesOn && v.ServerNow().Sub(since) < longCall
 }
 
+// waitsForOther reports whether an error of a claim, which began at since, is to be expected: an object
+// that the claim names is made at the same time, or its source is being copied.
+func waitsForOther(v *cluster.View, text string, since time.Time) bool {
+	words, age := unnamed(fromCode(text)), v.ServerNow().Sub(since)
+	return sourceNotReady.match.MatchString(words) && age < longCall ||
+		slices.ContainsFunc([]message{noSource, noAttributes, noSecret}, func(m message) bool {
+			return m.match.MatchString(words) && age < patience
+		})
+}
+
 func callChecks() []Check {
 	return []Check{
 		{"claims", []cluster.Source{cluster.Claims, cluster.Events, cluster.Classes}, claims},
@@ -114,7 +124,7 @@ func called(drivers []*cluster.Driver, object, effect, text, page string, own ..
 	}
 	m, ok := explain(words, all)
 	if !ok {
-		m = message{cause: "the reason is in the message", remedy: "see the message on the page"}
+		m = message{cause: "the reason is in the message", remedy: "see the message"}
 	}
 	return Finding{Severity: Error, Object: object, Cause: effect + ": " + m.cause, Evidence: text, Remedy: m.remedy,
 		Page: cmp.Or(m.page, page)}
@@ -123,17 +133,20 @@ func called(drivers []*cluster.Driver, object, effect, text, page string, own ..
 // claims finds pending claims for which CreateVolume fails. A claim that only waits for its first
 // pod has no such event.
 func claims(v *cluster.View) (all []Finding) {
+	const kind, reason = "PersistentVolumeClaim", "ProvisioningFailed"
 	for i := range v.Claims {
 		c := &v.Claims[i]
 		d := ofOurClass(v, c)
 		if c.Status.Phase != corev1.ClaimPending || d == nil {
 			continue
 		}
-		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "ProvisioningFailed"); ok &&
-			!progress(v, e.Message, c.CreationTimestamp.Time) {
-			all = append(all, called([]*cluster.Driver{d}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
-				"the volume cannot be created", e.Message, pagePending))
+		e, ok := latest(v, kind, c.Namespace, c.Name, reason)
+		if !ok || progress(v, e.Message, c.CreationTimestamp.Time) ||
+			waitsForOther(v, e.Message, began(v, kind, c.Namespace, c.Name, reason)) {
+			continue
 		}
+		all = append(all, called([]*cluster.Driver{d}, kind+"/"+c.Namespace+"/"+c.Name, "the volume cannot be created",
+			e.Message, pagePending, claimMessages...))
 	}
 	return all
 }
@@ -177,7 +190,7 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 				continue
 			}
 			all = append(all, called(used, object, "the volume cannot be mounted", e.Message, pagePodStart,
-				missingVolume, wrongMount))
+				missingVolume, wrongMount, noSecret))
 		} else if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedScheduling"); ok &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
 			f := called(used, object, "the pod cannot be scheduled", e.Message, pagePending)
@@ -270,7 +283,7 @@ func expansions(v *cluster.View) (all []Finding) {
 		if text := growthError(v, c); text != "" {
 			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
 				fmt.Sprintf("the volume does not grow from %s to %s", have.String(), want.String()), text, pageChange,
-				growsLater)
+				growsLater, noRight, noSecret)
 			f.Page = pageChange
 			all = append(all, f)
 		}
@@ -311,7 +324,8 @@ func modifications(v *cluster.View) (all []Finding) {
 		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
 			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
 			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
-				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange, wrongAttributes)
+				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange, wrongAttributes,
+				noAttributes, noRight, noSecret)
 			f.Page = pageChange
 			all = append(all, f)
 		}

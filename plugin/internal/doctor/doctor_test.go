@@ -815,6 +815,66 @@ func TestRemediesOfRejectedValues(t *testing.T) {
 	}
 }
 
+// Errors of the provisioner about objects that a claim names, with the time for which they are to be
+// expected, and words of the finding.
+func TestErrorsOfObjectsThatAClaimNames(t *testing.T) {
+	const source = `failed to provision volume with StorageClass "causeway-hostpath": error getting handle for DataSource Type `
+	for text, tc := range map[string]struct {
+		after time.Duration
+		words []string
+		page  string
+	}{
+		source + "VolumeSnapshot by Name s: requested volume size 1048576 is less than the size 4194304 for the source snapshot s": {0,
+			[]string{"the claim is smaller than its source", "at least the size"}, pageSnapshot},
+		source + "PersistentVolumeClaim by Name p: error, new PVC request must be greater than or equal in size to the specified PVC data source, requested 1 but source is 2": {0,
+			[]string{"the claim is smaller than its source", "at least the size"}, pageSnapshot},
+		source + `VolumeSnapshot by Name s: error getting snapshot s from api server: volumesnapshots.snapshot.storage.k8s.io "s" not found`: {patience,
+			[]string{"the source of the claim does not exist", "another dataSource"}, pageSnapshot},
+		source + `PersistentVolumeClaim by Name p: error getting PVC p (namespace "default") from api server: persistentvolumeclaim "p" not found`: {patience,
+			[]string{"the source of the claim does not exist", "another dataSource"}, pageSnapshot},
+		source + `VolumeSnapshot by Name s: snapshot s is not Ready`: {longCall, []string{"the source of the claim is not ready"}, pageSnapshot},
+		source + `VolumeSnapshot by Name s: snapshot s not bound`:    {longCall, []string{"the source of the claim is not ready"}, pageSnapshot},
+		`failed to provision volume with StorageClass "x": volumeattributesclasses.storage.k8s.io "fast" not found`: {patience,
+			[]string{"the VolumeAttributesClass of the claim does not exist"}, pagePending},
+		`failed to provision volume with StorageClass "x": error getting secret s in namespace causeway: secrets "s" is forbidden: User "system:serviceaccount:causeway:x" cannot get resource "secrets"`: {0,
+			[]string{"a Secret that the controller may not read", "without these keys"}, "docs/reference/parameters.md"},
+		`failed to provision volume with StorageClass "x": error getting secret s in namespace causeway: secrets "s" not found`: {patience,
+			[]string{"the Secret that the class or the volume names does not exist"}, pagePending},
+		`failed to provision volume with StorageClass "x": an unknown error`: {0, []string{"the reason is in the message", "\nsee the message"}, pagePending},
+	} {
+		for _, ago := range []time.Duration{tc.after - 30*time.Second, tc.after + 30*time.Second} {
+			c := fake.Healthy()
+			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Hour)
+			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", text)
+			e := fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-1))
+			e.FirstTimestamp, e.LastTimestamp = fake.Ago(max(ago, 0)), fake.Ago(0)
+			f := examine(t, c).Findings
+			if ago > 0 && ago < tc.after {
+				if len(f) > 0 {
+					t.Errorf("%s, since %s: %+v", text, ago, f)
+				}
+				continue
+			}
+			if len(f) != 1 || f[0].Page != tc.page {
+				t.Errorf("%s, since %s: %+v", text, ago, f)
+				continue
+			}
+			for _, w := range tc.words {
+				if !strings.Contains(f[0].Cause+"\n"+f[0].Remedy+"\n", w) {
+					t.Errorf("%s: %q is not in %+v", text, w, f[0])
+				}
+			}
+			if strings.Contains(f[0].Remedy, "see the message on the page") {
+				t.Error(f[0].Remedy)
+			}
+		}
+	}
+	if f := called(nil, "x", "x", `MountVolume.MountDevice failed for volume "pv-1" : fetching NodeStageSecretRef causeway/s failed: `+
+		`failed to find the secret s in the namespace causeway with error: secrets "s" not found`, "page", missingVolume, wrongMount, noSecret); !strings.Contains(f.Cause, "does not exist") {
+		t.Errorf("%+v", f)
+	}
+}
+
 // TestTheConditionOfAStatus: the reason comes from the status of the claim, or else from the newest event
 // with the status of the metric.
 func TestTheConditionOfAStatus(t *testing.T) {
@@ -936,7 +996,7 @@ func TestPagesExist(t *testing.T) {
 			pages[cmp.Or(m.page, pagePodEnd)] = true
 		}
 	}
-	for _, m := range append(codeMessages, missingVolume, growsLater, wrongSnapshotClass, wrongAttributes, wrongMount) {
+	for _, m := range append(slices.Concat(codeMessages, claimMessages), missingVolume, growsLater, wrongSnapshotClass, wrongAttributes, wrongMount, noSecret, noRight) {
 		pages[cmp.Or(m.page, pagePodEnd)] = true
 	}
 	for _, m := range conditionMessages {

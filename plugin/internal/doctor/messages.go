@@ -276,6 +276,31 @@ var (
 			"and then the claim; for an inline volume correct the pod", "")
 )
 
+// claimMessages are errors of the provisioner about a claim, before it calls the driver: they have no code.
+var claimMessages = []message{
+	known(`requested volume size \d+ is less than the size \d+ for the source snapshot|`+
+		`new PVC request must be greater than or equal in size`,
+		"the claim is smaller than its source", "make the claim again with at least the size in the message", pageSnapshot),
+	sourceNotReady, noSource, noAttributes, noRight, noSecret,
+}
+
+// Errors about objects that a claim or its class names. Names in the errors of the API server are quoted.
+var (
+	sourceNotReady = known(`snapshot \S+ (is not Ready|not bound)|the PVC DataSource \S+ must have a status of Bound`,
+		"the source of the claim is not ready",
+		"see the snapshot or the claim in the message: this claim is retried", pageSnapshot)
+	noSource = known(`error getting (snapshot|PVC) .* not found`, "the source of the claim does not exist",
+		"make the source, or make the claim again with another dataSource", pageSnapshot)
+	noAttributes = known(`volumeattributesclass(es)?\.\S+ "" not found`, "the VolumeAttributesClass of the claim does not exist",
+		"make the VolumeAttributesClass, or name another in the claim", "")
+	noRight = known(`secrets "" is forbidden`, "the class names a Secret that the controller may not read: it has a key "+
+		"csi.storage.k8s.io/…-secret-name",
+		"make the class again without these keys; only for shares: name the Secret in controllerSecretName of the chart, or "+
+			"set smb.controller.readAllSecrets", "docs/reference/parameters.md")
+	noSecret = known(`failed to find the secret|error getting secret .* not found`, "the Secret that the class or the "+
+		"volume names does not exist", "make the Secret: the message has its namespace and its name", "")
+)
+
 // growsLater is the error of a growth for which the machine takes a capability from the driver.
 var growsLater = known(`without CAP_SYS_RESOURCE it can be grown only when it is staged again`,
 	"the filesystem in use cannot grow without CAP_SYS_RESOURCE",
