@@ -117,6 +117,7 @@ const (
 	Groups     Source = "API groups"
 	Snapshots  Source = "VolumeSnapshotContents"
 	GroupSnaps Source = "VolumeGroupSnapshotContents"
+	Requests   Source = "VolumeSnapshots and VolumeSnapshotClasses"
 	Answers    Source = "HTTP ports of pods"
 	Rights     Source = "the rights of ServiceAccounts"
 	Strange    Source = "workloads with an invalid driver name" // they are ignored
@@ -128,6 +129,8 @@ var (
 	GroupVersion    = schema.GroupVersion{Group: "groupsnapshot.storage.k8s.io", Version: "v1"}
 	Contents        = SnapshotVersion.WithResource("volumesnapshotcontents")
 	GroupContents   = GroupVersion.WithResource("volumegroupsnapshotcontents")
+	VolumeSnapshots = SnapshotVersion.WithResource("volumesnapshots")
+	SnapshotClasses = SnapshotVersion.WithResource("volumesnapshotclasses")
 )
 
 // View is the state of a cluster.
@@ -154,8 +157,10 @@ type View struct {
 	Denied      []Denied
 	Snapshots   []unstructured.Unstructured // contents; nil if the cluster has no such kind
 	GroupSnaps  []unstructured.Unstructured
-	Before      Before // only of GatherBefore
-	unread      map[Source]error
+	// VolumeSnapshots and SnapshotClasses are of all drivers.
+	VolumeSnapshots, SnapshotClasses []unstructured.Unstructured
+	Before                           Before // only of GatherBefore
+	unread                           map[Source]error
 }
 
 // Unread returns the reason why a source could not be read, or nil.

@@ -80,6 +80,8 @@ func callChecks() []Check {
 			podsThatEnd},
 		{"deletes", []cluster.Source{cluster.Volumes, cluster.Events}, deletes},
 		{"snapshots", []cluster.Source{cluster.Snapshots, cluster.GroupSnaps}, snapshots},
+		{"unbound-snapshots", []cluster.Source{cluster.Requests, cluster.Claims, cluster.Volumes, cluster.Events},
+			unboundSnapshots},
 		{"expansions", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, expansions},
 		{"modifications", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, modifications},
 	}

@@ -132,6 +132,24 @@ func grows(c *fake.Cluster, kind corev1.PersistentVolumeClaimConditionType, ago 
 		LastTransitionTime: fake.Ago(ago), Message: message}}
 }
 
+// snapshot is a VolumeSnapshot without a content, and the class of the driver. The class name "" is that
+// of no class.
+func snapshot(c *fake.Cluster, class string, age time.Duration, status map[string]any) {
+	spec := map[string]any{"source": map[string]any{"persistentVolumeClaimName": "c1"}}
+	if class != "" {
+		spec["volumeSnapshotClassName"] = class
+	}
+	s := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+		"metadata": map[string]any{"namespace": "default", "name": "s1"}, "spec": spec, "status": status}}
+	s.SetCreationTimestamp(fake.Ago(age))
+	c.Custom = append(c.Custom, s)
+	for name, driver := range map[string]string{"ours": fake.Driver, "other": "other.example.com"} {
+		c.Custom = append(c.Custom, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1",
+			"kind": "VolumeSnapshotClass", "metadata": map[string]any{"name": name}, "driver": driver, "deletionPolicy": "Delete"}})
+	}
+	claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+}
+
 // faults are faults with the check that must find them, and words of the cause, evidence or remedy.
 // An unknown fault in the same check would have other words.
 var faults = map[string]struct {
@@ -462,6 +480,15 @@ var faults = map[string]struct {
 			"kind": "VolumeSnapshotContent", "metadata": map[string]any{"name": "s1"}, "spec": map[string]any{"driver": fake.Driver},
 			"status": map[string]any{"error": map[string]any{"message": "rpc error: code = FailedPrecondition desc = cannot copy it at a point in time"}}}})
 	}, "snapshots", []string{"VolumeSnapshotContent/s1", "cannot be made"}},
+	"no snapshot controller": {func(c *fake.Cluster) { snapshot(c, "ours", 3*time.Minute, map[string]any{}) }, "unbound-snapshots",
+		[]string{"VolumeSnapshot/default/s1", "no snapshot controller works", "snapshotController.enabled"}},
+	"no snapshot controller and no class": {func(c *fake.Cluster) { snapshot(c, "", 3*time.Minute, map[string]any{}) }, "unbound-snapshots",
+		[]string{"VolumeSnapshot/default/s1", "no snapshot controller works"}},
+	"a snapshot class that does not exist": {func(c *fake.Cluster) {
+		const text = `Failed to get snapshot class with error volumesnapshotclass "gone" not found`
+		snapshot(c, "gone", 3*time.Minute, map[string]any{"error": map[string]any{"message": text}})
+		c.Event("VolumeSnapshot", "default", "s1", "GetSnapshotClassFailed", text)
+	}, "unbound-snapshots", []string{"VolumeSnapshot/default/s1", "the snapshot has no class", `"gone" not found`}},
 	"an expansion that fails": {func(c *fake.Cluster) {
 		claim := claim(c, "c1", corev1.ClaimBound)
 		claim.Spec.VolumeName = volume(c, "pv-1").Name
@@ -636,6 +663,14 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			fake.Get[*corev1.Pod](c, "app").CreationTimestamp = fake.Ago(10 * time.Second)
 			c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = NotFound desc = volume h`)
 			fake.Remove[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
+		},
+		"a snapshot that was just made": func(c *fake.Cluster) { snapshot(c, "ours", time.Minute, map[string]any{}) },
+		"a snapshot of another driver":  func(c *fake.Cluster) { snapshot(c, "other", time.Hour, map[string]any{}) },
+		"a snapshot with a content": func(c *fake.Cluster) {
+			snapshot(c, "ours", time.Hour, map[string]any{"boundVolumeSnapshotContentName": "x"})
+		},
+		"a snapshot of a claim that waits": func(c *fake.Cluster) {
+			snapshot(c, "ours", time.Hour, map[string]any{"error": map[string]any{"message": "the PVC c1 is not yet bound"}})
 		},
 		"a router that just started": func(c *fake.Cluster) {
 			c.Metric(controller1, `causeway_router_discovery_up 0`)
@@ -948,7 +983,8 @@ func itoa(n int) string { return resource.NewQuantity(int64(n), resource.Decimal
 func TestWhatCannotBeReadIsNotChecked(t *testing.T) {
 	for what, check := range map[string]string{"nodes": "nodes", "csidrivers": "csidriver", "persistentvolumeclaims": "claims",
 		"leases": "leaders", "csinodes": "registration", "events": "pods", "storageclasses": "storage-classes",
-		"csistoragecapacities": "capacity", "volumesnapshotcontents": "snapshots", "pods": "workloads"} {
+		"csistoragecapacities": "capacity", "volumesnapshotcontents": "snapshots",
+		"volumesnapshots": "unbound-snapshots", "volumesnapshotclasses": "unbound-snapshots", "pods": "workloads"} {
 		c := fake.Healthy()
 		c.Refuse[what] = errors.New("forbidden: no right")
 		r := examine(t, c)

@@ -291,7 +291,8 @@ var (
 		"see the snapshot or the claim in the message: this claim is retried", pageSnapshot)
 	noSource = known(`error getting (snapshot|PVC) .* not found`, "the source of the claim does not exist",
 		"make the source, or make the claim again with another dataSource", pageSnapshot)
-	noAttributes = known(`volumeattributesclass(es)?\.\S+ "" not found`, "the VolumeAttributesClass of the claim does not exist",
+	noAttributes = known(`volumeattributesclass(es)?\.\S+ "" not found`,
+		"the VolumeAttributesClass of the claim does not exist",
 		"make the VolumeAttributesClass, or name another in the claim", "")
 	noRight = known(`secrets "" is forbidden`, "the class names a Secret that the controller may not read: it has a key "+
 		"csi.storage.k8s.io/…-secret-name",
