@@ -277,7 +277,8 @@ func (e ErrNotInstalled) Error() string {
 		where += fmt.Sprintf(" with the name %q", e.Driver)
 	}
 	return "there is no driver of Causeway " + where + ": no Deployment or DaemonSet with the label " + PartOf +
-		" has a container driver with --driver-name; kubectl causeway doctor --pre checks a cluster before the installation"
+		" has a container driver with --driver-name; kubectl causeway doctor --pre checks a cluster before the " +
+		"installation"
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -144,8 +144,8 @@ func (b before) nodeRoot(v *cluster.View) []Finding {
 			if len(v.Drivers) > 0 {
 				of = "this or an earlier installation"
 			}
-			all = append(all, one(Note, b.Root+" has the volumes of "+of+", which a driver of the same name serves again",
-				"", "", "docs/how-to/install.md#uninstall-and-keep-the-data")...)
+			all = append(all, one(Note, b.Root+" has the volumes of "+of+", which a driver of the same name serves "+
+				"again", "", "", "docs/how-to/install.md#uninstall-and-keep-the-data")...)
 		default: // empty, or not checked
 		}
 		return all

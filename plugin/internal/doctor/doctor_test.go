@@ -489,6 +489,10 @@ var faults = map[string]struct {
 		snapshot(c, "gone", 3*time.Minute, map[string]any{"error": map[string]any{"message": text}})
 		c.Event("VolumeSnapshot", "default", "s1", "GetSnapshotClassFailed", text)
 	}, "unbound-snapshots", []string{"VolumeSnapshot/default/s1", "the snapshot has no class", `"gone" not found`}},
+	"no default snapshot class, without an event": {func(c *fake.Cluster) {
+		snapshot(c, "", time.Hour, map[string]any{"error": map[string]any{
+			"message": "Failed to set default snapshot class with error cannot find default snapshot class"}})
+	}, "unbound-snapshots", []string{"VolumeSnapshot/default/s1", "the snapshot has no class", "cannot find default"}},
 	"an expansion that fails": {func(c *fake.Cluster) {
 		claim := claim(c, "c1", corev1.ClaimBound)
 		claim.Spec.VolumeName = volume(c, "pv-1").Name

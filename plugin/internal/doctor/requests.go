@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,25 +17,29 @@ func unboundSnapshots(v *cluster.View) (all []Finding) {
 	for i := range v.VolumeSnapshots {
 		s := &v.VolumeSnapshots[i]
 		bound, _, _ := unstructured.NestedString(s.Object, "status", "boundVolumeSnapshotContentName")
-		if bound != "" || s.GetDeletionTimestamp() != nil || v.ServerNow().Sub(s.GetCreationTimestamp().Time) < patience ||
-			!snapshotOfOurs(v, s, volumes) {
+		young := v.ServerNow().Sub(s.GetCreationTimestamp().Time) < patience
+		if bound != "" || young || s.GetDeletionTimestamp() != nil || !snapshotOfOurs(v, s, volumes) {
 			continue
 		}
-		object := "VolumeSnapshot/" + s.GetNamespace() + "/" + s.GetName()
+		f := Finding{Severity: Error, Object: "VolumeSnapshot/" + s.GetNamespace() + "/" + s.GetName(),
+			Cause: "no snapshot controller works on the snapshot: the cluster has none, or it does not run",
+			Evidence: "no status.boundVolumeSnapshotContentName and no error since " +
+				s.GetCreationTimestamp().UTC().Format(time.RFC3339),
+			Remedy: "install a snapshot controller, or set snapshotController.enabled", Page: pageCRDs}
 		text, _, _ := unstructured.NestedString(s.Object, "status", "error", "message")
-		if e, ok := latest(v, "VolumeSnapshot", s.GetNamespace(), s.GetName(), "SetDefaultSnapshotClassFailed",
-			"GetSnapshotClassFailed"); ok {
-			all = append(all, Finding{Severity: Error, Object: object,
-				Cause:    "the snapshot has no class: it names none and no default fits, or the class does not exist",
-				Evidence: e.Message, Remedy: "make the VolumeSnapshotClass, or make the snapshot again with a class of " +
-					"its driver", Page: pageSnapshot})
-		} else if text == "" {
-			all = append(all, Finding{Severity: Error, Object: object,
-				Cause: "no snapshot controller works on the snapshot: the cluster has none, or it does not run",
-				Evidence: "no status.boundVolumeSnapshotContentName and no error since " +
-					s.GetCreationTimestamp().UTC().Format(time.RFC3339),
-				Remedy: "install a snapshot controller, or set snapshotController.enabled", Page: pageCRDs})
+		e, ok := latest(v, "VolumeSnapshot", s.GetNamespace(), s.GetName(), "SetDefaultSnapshotClassFailed",
+			"GetSnapshotClassFailed")
+		if ok {
+			text = e.Message
 		}
+		if ok || strings.Contains(text, " snapshot class with error ") {
+			f.Cause = "the snapshot has no class: it names none and no default fits, or the class does not exist"
+			f.Evidence, f.Page = text, pageSnapshot
+			f.Remedy = "make the VolumeSnapshotClass, or make the snapshot again with a class of its driver"
+		} else if text != "" {
+			continue // an error about its source: the controller works
+		}
+		all = append(all, f)
 	}
 	return all
 }
