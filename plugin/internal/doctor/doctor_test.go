@@ -413,7 +413,7 @@ var faults = map[string]struct {
 	}, "claims", []string{"a parameter", `"knid"`, "delete the class and make it again with the right value", "the claim is retried"}},
 	"a wrong filesystem type": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
-		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Internal desc = create volume "v": format: `+
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = create volume "v": invalid argument: `+
 			`not the filesystem expected: invalid filesystem type "zfs": must be one of btrfs, ext4, xfs`)
 	}, "claims", []string{"the filesystem type of the class is not possible", "another csi.storage.k8s.io/fstype", "a bound claim keeps"}},
 	"a wrong access mode": {func(c *fake.Cluster) {
