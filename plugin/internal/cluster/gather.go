@@ -251,8 +251,8 @@ func (g *gatherer) groups() error {
 	return nil
 }
 
-// snapshots reads snapshots, their classes and contents, and the contents of groups, if the cluster has
-// these kinds.
+// snapshots reads snapshots, their classes and contents, and the contents of groups, if the cluster
+// has these kinds.
 func (g *gatherer) snapshots(ctx context.Context) {
 	for _, kind := range []struct {
 		source   Source

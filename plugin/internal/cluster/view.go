@@ -226,8 +226,8 @@ func (v *View) EventsOf(kind, namespace, name string) []corev1.Event {
 	return all
 }
 
-// nameTime returns the time in the name of an event, in nanoseconds, or 0: the other times of most events
-// are whole seconds. The recorders of client-go name an event OBJECT.HEX.
+// nameTime returns the time in the name of an event, in nanoseconds, or 0: the other times of most
+// events are whole seconds. The recorders of client-go name an event OBJECT.HEX.
 func nameTime(e corev1.Event) uint64 {
 	n, err := strconv.ParseUint(e.Name[strings.LastIndex(e.Name, ".")+1:], 16, 64)
 	if err != nil {

@@ -61,8 +61,8 @@ func progress(v *cluster.View, text string, since time.Time) bool {
 	return replaces(v, text, since) || goesOn && v.ServerNow().Sub(since) < longCall
 }
 
-// waitsForOther reports whether an error of a claim, which began at since, is to be expected: an object
-// that the claim names is made at the same time, or its source is being copied.
+// waitsForOther reports whether an error of a claim, which began at since, is to be expected: an
+// object that the claim names is made at the same time, or its source is being copied.
 func waitsForOther(v *cluster.View, text string, since time.Time) bool {
 	words, age := unnamed(fromCode(text)), v.ServerNow().Sub(since)
 	return sourceNotReady.match.MatchString(words) && age < longCall ||

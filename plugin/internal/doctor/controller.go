@@ -65,8 +65,8 @@ func router(v *cluster.View) (all []Finding) {
 // noAddresses is the remedy of a router that does not know the addresses of the nodes.
 const noAddresses = "check DNS and the Service in --peers; if the Service is missing, apply the chart again"
 
-// looksUp reports whether a router started less than 30 s ago: right after an installation DNS does not
-// have the Service yet.
+// looksUp reports whether a router started less than 30 s ago: right after an installation DNS does
+// not have the Service yet.
 func looksUp(v *cluster.View, p *cluster.Pod) bool {
 	const first = 30 * time.Second
 	started, ok := p.DriverMetrics.Value("process_start_time_seconds")

@@ -132,8 +132,8 @@ func grows(c *fake.Cluster, kind corev1.PersistentVolumeClaimConditionType, ago 
 		LastTransitionTime: fake.Ago(ago), Message: message}}
 }
 
-// snapshot is a VolumeSnapshot without a content, and the class of the driver. The class name "" is that
-// of no class.
+// snapshot is a VolumeSnapshot without a content, and the class of the driver. The class name "" is
+// that of no class.
 func snapshot(c *fake.Cluster, class string, age time.Duration, status map[string]any) {
 	spec := map[string]any{"source": map[string]any{"persistentVolumeClaimName": "c1"}}
 	if class != "" {
@@ -854,8 +854,8 @@ func TestRemediesOfRejectedValues(t *testing.T) {
 	}
 }
 
-// Errors of the provisioner about objects that a claim names, with the time for which they are to be
-// expected, and words of the finding.
+// Errors of the provisioner about objects that a claim names, with the time for which they are to
+// be expected, and words of the finding.
 func TestErrorsOfObjectsThatAClaimNames(t *testing.T) {
 	const source = `failed to provision volume with StorageClass "causeway-hostpath": error getting handle for DataSource Type `
 	for text, tc := range map[string]struct {

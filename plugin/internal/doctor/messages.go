@@ -276,7 +276,8 @@ var (
 			"and then the claim; for an inline volume correct the pod", "")
 )
 
-// claimMessages are errors of the provisioner about a claim, before it calls the driver: they have no code.
+// claimMessages are errors of the provisioner about a claim, before it calls the driver: they have
+// no code.
 var claimMessages = []message{
 	known(`requested volume size \d+ is less than the size \d+ for the source snapshot|`+
 		`new PVC request must be greater than or equal in size`,
@@ -284,7 +285,8 @@ var claimMessages = []message{
 	sourceNotReady, noSource, noAttributes, noRight, noSecret,
 }
 
-// Errors about objects that a claim or its class names. Names in the errors of the API server are quoted.
+// Errors about objects that a claim or its class names. Names in the errors of the API server are
+// quoted.
 var (
 	sourceNotReady = known(`snapshot \S+ (is not Ready|not bound)|the PVC DataSource \S+ must have a status of Bound`,
 		"the source of the claim is not ready",

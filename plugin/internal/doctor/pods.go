@@ -285,8 +285,8 @@ func driverVersion(spec corev1.PodSpec) (version string) {
 	return version
 }
 
-// completeUpdate names the workloads whose pods have another version than their template. If there is
-// none, the workloads themselves differ.
+// completeUpdate names the workloads whose pods have another version than their template. If there
+// is none, the workloads themselves differ.
 func completeUpdate(d *cluster.Driver) string {
 	var commands []string
 	for _, w := range d.Workloads() {

@@ -10,8 +10,9 @@ import (
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 )
 
-// unboundSnapshots finds VolumeSnapshots for which no content is made. The snapshot controller makes
-// the content, or reports an error in the status and in an event: without both it does not run.
+// unboundSnapshots finds VolumeSnapshots for which no content is made. The snapshot controller
+// makes the content, or reports an error in the status and in an event: without both it does not
+// run.
 func unboundSnapshots(v *cluster.View) (all []Finding) {
 	volumes := ours(v)
 	for i := range v.VolumeSnapshots {
