@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
@@ -250,12 +251,15 @@ func (g *gatherer) groups() error {
 	return nil
 }
 
-// snapshots reads the contents of snapshots and of groups, if the cluster has these kinds.
+// snapshots reads snapshots, their classes and contents, and the contents of groups, if the cluster
+// has these kinds.
 func (g *gatherer) snapshots(ctx context.Context) {
 	for _, kind := range []struct {
 		source   Source
 		resource schema.GroupVersionResource
-	}{{Snapshots, Contents}, {GroupSnaps, GroupContents}} {
+		into     *[]unstructured.Unstructured
+	}{{Snapshots, Contents, &g.view.Snapshots}, {GroupSnaps, GroupContents, &g.view.GroupSnaps},
+		{Requests, VolumeSnapshots, &g.view.VolumeSnapshots}, {Requests, SnapshotClasses, &g.view.SnapshotClasses}} {
 		if err := g.view.Unread(Groups); err != nil {
 			g.note(kind.source, err)
 			continue
@@ -268,10 +272,8 @@ func (g *gatherer) snapshots(ctx context.Context) {
 		case absent(err):
 		case err != nil:
 			g.note(kind.source, err)
-		case kind.source == Snapshots:
-			g.view.Snapshots = l.Items
 		default:
-			g.view.GroupSnaps = l.Items
+			*kind.into = l.Items
 		}
 	}
 }

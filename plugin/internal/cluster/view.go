@@ -10,6 +10,8 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -115,6 +117,7 @@ const (
 	Groups     Source = "API groups"
 	Snapshots  Source = "VolumeSnapshotContents"
 	GroupSnaps Source = "VolumeGroupSnapshotContents"
+	Requests   Source = "VolumeSnapshots and VolumeSnapshotClasses"
 	Answers    Source = "HTTP ports of pods"
 	Rights     Source = "the rights of ServiceAccounts"
 	Strange    Source = "workloads with an invalid driver name" // they are ignored
@@ -126,6 +129,8 @@ var (
 	GroupVersion    = schema.GroupVersion{Group: "groupsnapshot.storage.k8s.io", Version: "v1"}
 	Contents        = SnapshotVersion.WithResource("volumesnapshotcontents")
 	GroupContents   = GroupVersion.WithResource("volumegroupsnapshotcontents")
+	VolumeSnapshots = SnapshotVersion.WithResource("volumesnapshots")
+	SnapshotClasses = SnapshotVersion.WithResource("volumesnapshotclasses")
 )
 
 // View is the state of a cluster.
@@ -152,8 +157,10 @@ type View struct {
 	Denied      []Denied
 	Snapshots   []unstructured.Unstructured // contents; nil if the cluster has no such kind
 	GroupSnaps  []unstructured.Unstructured
-	Before      Before // only of GatherBefore
-	unread      map[Source]error
+	// VolumeSnapshots and SnapshotClasses are of all drivers.
+	VolumeSnapshots, SnapshotClasses []unstructured.Unstructured
+	Before                           Before // only of GatherBefore
+	unread                           map[Source]error
 }
 
 // Unread returns the reason why a source could not be read, or nil.
@@ -212,8 +219,21 @@ func (v *View) EventsOf(kind, namespace, name string) []corev1.Event {
 			all = append(all, e)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b corev1.Event) int { return EventTime(b).Compare(EventTime(a)) })
+	slices.SortStableFunc(all, func(a, b corev1.Event) int {
+		return cmp.Or(EventTime(b).Compare(EventTime(a)), cmp.Compare(nameTime(b), nameTime(a)),
+			b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
+	})
 	return all
+}
+
+// nameTime returns the time in the name of an event, in nanoseconds, or 0: the other times of most
+// events are whole seconds. The recorders of client-go name an event OBJECT.HEX.
+func nameTime(e corev1.Event) uint64 {
+	n, err := strconv.ParseUint(e.Name[strings.LastIndex(e.Name, ".")+1:], 16, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // EventTime returns the time of the last occurrence of an event.
@@ -257,7 +277,8 @@ func (e ErrNotInstalled) Error() string {
 		where += fmt.Sprintf(" with the name %q", e.Driver)
 	}
 	return "there is no driver of Causeway " + where + ": no Deployment or DaemonSet with the label " + PartOf +
-		" has a container driver with --driver-name"
+		" has a container driver with --driver-name; kubectl causeway doctor --pre checks a cluster before the " +
+		"installation"
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -132,7 +132,7 @@ func storageClasses(v *cluster.View) (all []Finding) {
 			names = append(names, d.Name)
 		}
 		all = append(all, Finding{Severity: Error, Object: "StorageClass/" + c.Name,
-			Cause: "the class names a driver that does not exist: its claims stay Pending without an event",
+			Cause: "the class names a driver that does not exist: its claims stay Pending",
 			Evidence: fmt.Sprintf("provisioner: %s; the drivers are %s, and the cluster has no CSIDriver of that name",
 				c.Provisioner, strings.Join(names, ", ")),
 			Remedy: "delete the class, and create it with the right provisioner", Page: pagePending})

@@ -140,8 +140,12 @@ func (b before) nodeRoot(v *cluster.View) []Finding {
 			all = append(all, one(Error, notEmpty, b.Root+" is not empty, and has no identity.json", deleteNothing,
 				pageNotReady)...)
 		case probe.Served:
-			all = append(all, one(Note, b.Root+" has the volumes of an earlier installation, which a driver of the "+
-				"same name serves again", "", "", "docs/how-to/install.md#uninstall-and-keep-the-data")...)
+			of := "an earlier installation"
+			if len(v.Drivers) > 0 {
+				of = "this or an earlier installation"
+			}
+			all = append(all, one(Note, b.Root+" has the volumes of "+of+", which a driver of the same name serves "+
+				"again", "", "", "docs/how-to/install.md#uninstall-and-keep-the-data")...)
 		default: // empty, or not checked
 		}
 		return all

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -351,5 +352,19 @@ func TestNoPodWithoutANamespaceThatAcceptsIt(t *testing.T) {
 			return probe.Facts{}, nil
 		}
 		s.examine()
+	}
+}
+
+// The volumes on a root may be those of the driver that runs.
+func TestVolumesOfWhichInstallation(t *testing.T) {
+	for _, want := range []string{"volumes of an earlier installation", "volumes of this or an earlier installation"} {
+		s := goodSite()
+		s.facts["node-1"].Content = probe.Served
+		if strings.Contains(want, "this") {
+			s.Add(fake.Get[*appsv1.DaemonSet](fake.Healthy(), "causeway-node"))
+		}
+		if r := s.examine(); !slices.ContainsFunc(r.Notes, func(f Finding) bool { return strings.Contains(f.Cause, want) }) {
+			t.Errorf("%s: %+v", want, r.Notes)
+		}
 	}
 }

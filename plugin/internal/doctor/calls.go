@@ -38,8 +38,8 @@ func fromCode(text string) string {
 // sidecar, which canceled the call, was just replaced. A kubelet does not know the driver meanwhile.
 func replaces(v *cluster.View, text string, since time.Time) bool {
 	code := fromCode(text)
-	passes := strings.HasPrefix(code, "code = Unavailable") || strings.HasPrefix(code, "code = Canceled") ||
-		notRegistered.match.MatchString(code)
+	passes := strings.HasPrefix(code, "code = Unavailable") && !tooFewFiles.match.MatchString(code) ||
+		strings.HasPrefix(code, "code = Canceled") || notRegistered.match.MatchString(code)
 	return passes && v.ServerNow().Sub(since) < patience
 }
 
@@ -61,6 +61,16 @@ func progress(v *cluster.View, text string, since time.Time) bool {
 	return replaces(v, text, since) || goesOn && v.ServerNow().Sub(since) < longCall
 }
 
+// waitsForOther reports whether an error of a claim, which began at since, is to be expected: an
+// object that the claim names is made at the same time, or its source is being copied.
+func waitsForOther(v *cluster.View, text string, since time.Time) bool {
+	words, age := unnamed(fromCode(text)), v.ServerNow().Sub(since)
+	return sourceNotReady.match.MatchString(words) && age < longCall ||
+		slices.ContainsFunc([]message{noSource, noAttributes, noSecret}, func(m message) bool {
+			return m.match.MatchString(words) && age < patience
+		})
+}
+
 func callChecks() []Check {
 	return []Check{
 		{"claims", []cluster.Source{cluster.Claims, cluster.Events, cluster.Classes}, claims},
@@ -70,6 +80,8 @@ func callChecks() []Check {
 			podsThatEnd},
 		{"deletes", []cluster.Source{cluster.Volumes, cluster.Events}, deletes},
 		{"snapshots", []cluster.Source{cluster.Snapshots, cluster.GroupSnaps}, snapshots},
+		{"unbound-snapshots", []cluster.Source{cluster.Requests, cluster.Claims, cluster.Volumes, cluster.Events},
+			unboundSnapshots},
 		{"expansions", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, expansions},
 		{"modifications", []cluster.Source{cluster.Claims, cluster.Events, cluster.Volumes}, modifications},
 	}
@@ -114,7 +126,7 @@ func called(drivers []*cluster.Driver, object, effect, text, page string, own ..
 	}
 	m, ok := explain(words, all)
 	if !ok {
-		m = message{cause: "the reason is in the message", remedy: "see the message on the page"}
+		m = message{cause: "the reason is in the message", remedy: "see the message"}
 	}
 	return Finding{Severity: Error, Object: object, Cause: effect + ": " + m.cause, Evidence: text, Remedy: m.remedy,
 		Page: cmp.Or(m.page, page)}
@@ -123,17 +135,20 @@ func called(drivers []*cluster.Driver, object, effect, text, page string, own ..
 // claims finds pending claims for which CreateVolume fails. A claim that only waits for its first
 // pod has no such event.
 func claims(v *cluster.View) (all []Finding) {
+	const kind, reason = "PersistentVolumeClaim", "ProvisioningFailed"
 	for i := range v.Claims {
 		c := &v.Claims[i]
 		d := ofOurClass(v, c)
 		if c.Status.Phase != corev1.ClaimPending || d == nil {
 			continue
 		}
-		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, "ProvisioningFailed"); ok &&
-			!progress(v, e.Message, c.CreationTimestamp.Time) {
-			all = append(all, called([]*cluster.Driver{d}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
-				"the volume cannot be created", e.Message, pagePending))
+		e, ok := latest(v, kind, c.Namespace, c.Name, reason)
+		if !ok || progress(v, e.Message, c.CreationTimestamp.Time) ||
+			waitsForOther(v, e.Message, began(v, kind, c.Namespace, c.Name, reason)) {
+			continue
 		}
+		all = append(all, called([]*cluster.Driver{d}, kind+"/"+c.Namespace+"/"+c.Name, "the volume cannot be created",
+			e.Message, pagePending, claimMessages...))
 	}
 	return all
 }
@@ -177,7 +192,7 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 				continue
 			}
 			all = append(all, called(used, object, "the volume cannot be mounted", e.Message, pagePodStart,
-				missingVolume))
+				missingVolume, wrongMount, noSecret))
 		} else if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedScheduling"); ok &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
 			f := called(used, object, "the pod cannot be scheduled", e.Message, pagePending)
@@ -252,7 +267,7 @@ func snapshots(v *cluster.View) (all []Finding) {
 				continue
 			}
 			all = append(all, called([]*cluster.Driver{v.Driver(driver)}, c.GetKind()+"/"+c.GetName(), effect, text,
-				page))
+				page, wrongSnapshotClass))
 		}
 	}
 	return all
@@ -267,17 +282,35 @@ func expansions(v *cluster.View) (all []Finding) {
 		if volumes[c.Spec.VolumeName] == nil || want.Cmp(have) <= 0 {
 			continue
 		}
-		const reason = "VolumeResizeFailed"
-		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
-			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
+		if text := growthError(v, c); text != "" {
 			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
-				fmt.Sprintf("the volume does not grow from %s to %s", have.String(), want.String()), e.Message,
-				pageChange)
+				fmt.Sprintf("the volume does not grow from %s to %s", have.String(), want.String()), text, pageChange,
+				growsLater, noRight, noSecret)
 			f.Page = pageChange
 			all = append(all, f)
 		}
 	}
 	return all
+}
+
+// growthError returns the error of the growth of a claim, or "". A recent event may be missing: the
+// condition stays until the volume has grown.
+func growthError(v *cluster.View, c *corev1.PersistentVolumeClaim) string {
+	const reason = "VolumeResizeFailed"
+	if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok {
+		if replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
+			return ""
+		}
+		return e.Message
+	}
+	for _, cond := range c.Status.Conditions {
+		failed := cond.Type == corev1.PersistentVolumeClaimNodeResizeError ||
+			cond.Type == corev1.PersistentVolumeClaimControllerResizeError
+		if failed && cond.Status == corev1.ConditionTrue && v.ServerNow().Sub(cond.LastTransitionTime.Time) > patience {
+			return cmp.Or(cond.Message, string(cond.Type))
+		}
+	}
+	return ""
 }
 
 // modifications finds claims that do not get their VolumeAttributesClass.
@@ -293,7 +326,8 @@ func modifications(v *cluster.View) (all []Finding) {
 		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
 			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
 			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
-				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange)
+				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange, wrongAttributes,
+				noAttributes, noRight, noSecret)
 			f.Page = pageChange
 			all = append(all, f)
 		}

@@ -49,16 +49,29 @@ func router(v *cluster.View) (all []Finding) {
 						Evidence: p.DriverReady.Body, Remedy: m.remedy, Page: m.page})
 				}
 			}
-			if up, ok := p.DriverMetrics.Value("causeway_router_discovery_up"); ok && up != 1 {
+			up, ok := p.DriverMetrics.Value("causeway_router_discovery_up")
+			if ok && up != 1 && !looksUp(v, p) {
 				all = append(all, Finding{Severity: Warning, Object: p.Object(),
 					Cause: "the router cannot look up the addresses of the nodes: DNS does not answer, or the " +
 						"Service is missing",
 					Evidence: "causeway_router_discovery_up 0\n" + p.DriverReady.Body,
-					Remedy:   "check DNS and the Service in --peers", Page: pageRouter})
+					Remedy:   noAddresses, Page: pageRouter})
 			}
 		}
 	}
 	return all
+}
+
+// noAddresses is the remedy of a router that does not know the addresses of the nodes.
+const noAddresses = "check DNS and the Service in --peers; if the Service is missing, apply the chart again"
+
+// looksUp reports whether a router started less than 30 s ago: right after an installation DNS does
+// not have the Service yet.
+func looksUp(v *cluster.View, p *cluster.Pod) bool {
+	const first = 30 * time.Second
+	started, ok := p.DriverMetrics.Value("process_start_time_seconds")
+	now := v.Now.Add(p.DriverReady.Ahead) // on the clock of the pod
+	return v.ServerNow().Sub(p.CreationTimestamp.Time) < first || ok && now.Sub(time.Unix(int64(started), 0)) < first
 }
 
 // justReplaced is the age of a pod up to which the router may not have connected to it.

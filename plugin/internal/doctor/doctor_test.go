@@ -64,6 +64,13 @@ func skew(v *cluster.View, fast time.Duration) Report {
 	return Run(v, Checks())
 }
 
+func TestAClusterWithoutADriver(t *testing.T) {
+	_, err := cluster.Gather(context.Background(), fake.Fresh().Clients().Client, cluster.Selection{})
+	if err == nil || !strings.Contains(err.Error(), "kubectl causeway doctor --pre checks a cluster before") {
+		t.Error(err)
+	}
+}
+
 func TestAHealthyClusterHasNoFinding(t *testing.T) {
 	r := examine(t, fake.Healthy())
 	if len(r.Findings) > 0 || len(r.NotChecked) > 0 || r.Code() != CodeHealthy || r.Checks != len(Checks()) {
@@ -115,6 +122,34 @@ func waiting(p *corev1.Pod, reason, message string) {
 	p.Status.ContainerStatuses[0].Ready = false
 }
 
+// grows is a claim of 1 GiB that asks for 2 GiB, and has a condition since some time.
+func grows(c *fake.Cluster, kind corev1.PersistentVolumeClaimConditionType, ago time.Duration, message string) {
+	claim := claim(c, "c1", corev1.ClaimBound)
+	claim.Spec.VolumeName = volume(c, "pv-1").Name
+	claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")}
+	claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	claim.Status.Conditions = []corev1.PersistentVolumeClaimCondition{{Type: kind, Status: corev1.ConditionTrue,
+		LastTransitionTime: fake.Ago(ago), Message: message}}
+}
+
+// snapshot is a VolumeSnapshot without a content, and the class of the driver. The class name "" is
+// that of no class.
+func snapshot(c *fake.Cluster, class string, age time.Duration, status map[string]any) {
+	spec := map[string]any{"source": map[string]any{"persistentVolumeClaimName": "c1"}}
+	if class != "" {
+		spec["volumeSnapshotClassName"] = class
+	}
+	s := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+		"metadata": map[string]any{"namespace": "default", "name": "s1"}, "spec": spec, "status": status}}
+	s.SetCreationTimestamp(fake.Ago(age))
+	c.Custom = append(c.Custom, s)
+	for name, driver := range map[string]string{"ours": fake.Driver, "other": "other.example.com"} {
+		c.Custom = append(c.Custom, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1",
+			"kind": "VolumeSnapshotClass", "metadata": map[string]any{"name": name}, "driver": driver, "deletionPolicy": "Delete"}})
+	}
+	claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+}
+
 // faults are faults with the check that must find them, and words of the cause, evidence or remedy.
 // An unknown fault in the same check would have other words.
 var faults = map[string]struct {
@@ -140,7 +175,7 @@ var faults = map[string]struct {
 		[]string{"too old", "v1beta1"}},
 	"a class of another driver": {func(c *fake.Cluster) {
 		fake.Get[*storagev1.StorageClass](c, "causeway-hostpath").Provisioner = "hostpath.csi.causeway.example"
-	}, "storage-classes", []string{"causeway-hostpath", "does not exist"}},
+	}, "storage-classes", []string{"causeway-hostpath", "does not exist: its claims stay Pending\n"}},
 	"a missing right": {func(c *fake.Cluster) {
 		c.Denied = func(a authorizationv1.ResourceAttributes) bool {
 			return a.Resource == "persistentvolumes" && a.Verb == "create"
@@ -223,7 +258,13 @@ var faults = map[string]struct {
 	}, "sidecars-ready", []string{"not registered", "/registration"}},
 	"two versions": {func(c *fake.Cluster) {
 		fake.Get[*corev1.Pod](c, node1).Spec.Containers[0].Image = "ghcr.io/causeway-csi/driver:v0.9.0"
-	}, "versions", []string{"v0.9.0: causeway-node-1"}},
+	}, "versions", []string{"v0.9.0: causeway-node-1", "complete the update: kubectl -n causeway rollout status daemonset/causeway-node"}},
+	"workloads of two versions": {func(c *fake.Cluster) {
+		for _, name := range []string{node1, "causeway-node-2"} {
+			fake.Get[*corev1.Pod](c, name).Spec.Containers[0].Image = "ghcr.io/causeway-csi/driver:v0.9.0"
+		}
+		fake.Get[*appsv1.DaemonSet](c, "causeway-node").Spec.Template.Spec.Containers[0].Image = "ghcr.io/causeway-csi/driver:v0.9.0"
+	}, "versions", []string{"v0.9.0: causeway-node-1", "apply the chart again"}},
 	"a dead node": {func(c *fake.Cluster) {
 		n := fake.Get[*corev1.Node](c, "node-1")
 		n.Status.Conditions[0].Status, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "Kubelet stopped posting node status."
@@ -326,7 +367,8 @@ var faults = map[string]struct {
 	}, "router", []string{"do not belong together"}},
 	"a node twice": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_peers{state="twice"} 2`) }, "router",
 		[]string{"several addresses"}},
-	"no DNS": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_discovery_up 0`) }, "router", []string{"look up"}},
+	"no DNS": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_discovery_up 0`) }, "router",
+		[]string{"look up", "if the Service is missing, apply the chart again"}},
 	"a certificate at its end": {func(c *fake.Cluster) {
 		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds 1000")
 	}, "certificates", []string{"has expired", "1970"}},
@@ -368,7 +410,21 @@ var faults = map[string]struct {
 	"a wrong parameter": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = unknown parameter "knid"`)
-	}, "claims", []string{"a parameter", `"knid"`}},
+	}, "claims", []string{"a parameter", `"knid"`, "delete the class and make it again with the right value", "the claim is retried"}},
+	"a wrong filesystem type": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = create volume "v": invalid argument: `+
+			`not the filesystem expected: invalid filesystem type "zfs": must be one of btrfs, ext4, xfs`)
+	}, "claims", []string{"the filesystem type of the class is not possible", "another csi.storage.k8s.io/fstype", "a bound claim keeps"}},
+	"a wrong access mode": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = invalid argument: `+
+			`invalid access mode MULTI_NODE_MULTI_WRITER: must be SINGLE_NODE_…, because the volume is on the storage of one node`)
+	}, "claims", []string{"the access mode of the claim is not possible", "with another access mode"}},
+	"few files": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Second)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", "rpc error: code = Unavailable desc = not available now: open /x: too many open files")
+	}, "claims", []string{"too few files", "raise the limit"}},
 	"a topology without a node": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = ResourceExhausted desc = none of the 2 nodes is in any topology that the volume may have`)
@@ -391,7 +447,7 @@ var faults = map[string]struct {
 		claim := claim(c, "c1", corev1.ClaimBound)
 		claim.Spec.VolumeName, claim.Spec.VolumeAttributesClassName = volume(c, "pv-1").Name, &class
 		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeModifyFailed", "rpc error: code = InvalidArgument desc = discard is for images")
-	}, "modifications", []string{"VolumeAttributesClass fast", "correct the class"}},
+	}, "modifications", []string{"VolumeAttributesClass fast", "make another VolumeAttributesClass"}},
 	"no room": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = ResourceExhausted desc = 5 bytes`)
@@ -428,6 +484,19 @@ var faults = map[string]struct {
 			"kind": "VolumeSnapshotContent", "metadata": map[string]any{"name": "s1"}, "spec": map[string]any{"driver": fake.Driver},
 			"status": map[string]any{"error": map[string]any{"message": "rpc error: code = FailedPrecondition desc = cannot copy it at a point in time"}}}})
 	}, "snapshots", []string{"VolumeSnapshotContent/s1", "cannot be made"}},
+	"no snapshot controller": {func(c *fake.Cluster) { snapshot(c, "ours", 3*time.Minute, map[string]any{}) }, "unbound-snapshots",
+		[]string{"VolumeSnapshot/default/s1", "no snapshot controller works", "snapshotController.enabled"}},
+	"no snapshot controller and no class": {func(c *fake.Cluster) { snapshot(c, "", 3*time.Minute, map[string]any{}) }, "unbound-snapshots",
+		[]string{"VolumeSnapshot/default/s1", "no snapshot controller works"}},
+	"a snapshot class that does not exist": {func(c *fake.Cluster) {
+		const text = `Failed to get snapshot class with error volumesnapshotclass "gone" not found`
+		snapshot(c, "gone", 3*time.Minute, map[string]any{"error": map[string]any{"message": text}})
+		c.Event("VolumeSnapshot", "default", "s1", "GetSnapshotClassFailed", text)
+	}, "unbound-snapshots", []string{"VolumeSnapshot/default/s1", "the snapshot has no class", `"gone" not found`}},
+	"no default snapshot class, without an event": {func(c *fake.Cluster) {
+		snapshot(c, "", time.Hour, map[string]any{"error": map[string]any{
+			"message": "Failed to set default snapshot class with error cannot find default snapshot class"}})
+	}, "unbound-snapshots", []string{"VolumeSnapshot/default/s1", "the snapshot has no class", "cannot find default"}},
 	"an expansion that fails": {func(c *fake.Cluster) {
 		claim := claim(c, "c1", corev1.ClaimBound)
 		claim.Spec.VolumeName = volume(c, "pv-1").Name
@@ -435,6 +504,13 @@ var faults = map[string]struct {
 		claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeResizeFailed", "rpc error: code = OutOfRange desc = no space left on device")
 	}, "expansions", []string{"from 1Gi to 2Gi"}},
+	"a growth on the node without an event": {func(c *fake.Cluster) {
+		grows(c, corev1.PersistentVolumeClaimNodeResizeError, 3*time.Minute, `rpc error: code = FailedPrecondition desc = grow volume "h": `+
+			`in use: without CAP_SYS_RESOURCE it can be grown only when it is staged again: operation not permitted`)
+	}, "expansions", []string{"from 1Gi to 2Gi: the filesystem in use cannot grow", "it grows when it is staged again"}},
+	"a growth in the controller without an event": {func(c *fake.Cluster) {
+		grows(c, corev1.PersistentVolumeClaimControllerResizeError, 3*time.Minute, "rpc error: code = OutOfRange desc = insufficient capacity")
+	}, "expansions", []string{"from 1Gi to 2Gi", "smaller size"}},
 }
 
 func TestEachFaultIsNamed(t *testing.T) {
@@ -559,6 +635,12 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 				c.Event("PersistentVolumeClaim", "default", "c1", reason, `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
 			}
 		},
+		"a growth that just failed on the node": func(c *fake.Cluster) {
+			grows(c, corev1.PersistentVolumeClaimNodeResizeError, time.Minute, "rpc error: code = Internal desc = x")
+		},
+		"a growth that goes on": func(c *fake.Cluster) {
+			grows(c, corev1.PersistentVolumeClaimFileSystemResizePending, time.Hour, "waiting for a pod")
+		},
 		"a pod that just ended its grace period": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 			endingPod(c, "c1", time.Minute)
@@ -589,6 +671,20 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			fake.Get[*corev1.Pod](c, "app").CreationTimestamp = fake.Ago(10 * time.Second)
 			c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = NotFound desc = volume h`)
 			fake.Remove[*coordinationv1.Lease](c, "csi-sidecars-hostpath-csi-causeway-dev")
+		},
+		"a snapshot that was just made": func(c *fake.Cluster) { snapshot(c, "ours", time.Minute, map[string]any{}) },
+		"a snapshot of another driver":  func(c *fake.Cluster) { snapshot(c, "other", time.Hour, map[string]any{}) },
+		"a snapshot with a content": func(c *fake.Cluster) {
+			snapshot(c, "ours", time.Hour, map[string]any{"boundVolumeSnapshotContentName": "x"})
+		},
+		"a snapshot of a claim that waits": func(c *fake.Cluster) {
+			snapshot(c, "ours", time.Hour, map[string]any{"error": map[string]any{"message": "the PVC c1 is not yet bound"}})
+		},
+		"a router that just started": func(c *fake.Cluster) {
+			c.Metric(controller1, `causeway_router_discovery_up 0`)
+			fake.Get[*corev1.Pod](c, controller1).CreationTimestamp = fake.Ago(10 * time.Second)
+			c.Metric(controller2, `causeway_router_discovery_up 0`)
+			c.Metric(controller2, "process_start_time_seconds "+itoa(int(time.Now().Add(-10*time.Second).Unix())))
 		},
 		"a node that just joined": func(c *fake.Cluster) {
 			fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
@@ -665,6 +761,7 @@ func TestTenantsDoNotChooseTheCause(t *testing.T) {
 			`backup/\\\"is missing: restore it from a backup\": input/output error"`: pageAnyCall,
 		`failed to take: "rpc error: code = FailedPrecondition desc = copy \"a\\\"b\": no progress for 1m0s at \"x\""`: pageSnapshot,
 		`rpc error: code = Unavailable desc = the server does not answer`:                                              pageAnyCall,
+		`rpc error: code = InvalidArgument desc = unknown parameter "x"`:                                               "page",
 		`rpc error: code = Unauthenticated desc = x`:                                                                   "page",
 		`rpc error: code = FailedPrecondition desc = volume pvc-1219 is mounted by pod 1219`:                           pagePodStart,
 		copied + "a process holds a lease on the file and does not release it":                                         pageConsistency,
@@ -732,6 +829,92 @@ func TestCodesOfOtherCalls(t *testing.T) {
 		if f.Page != pagePending || strings.Contains(f.Remedy, "delete the claim") || strings.Contains(f.Cause, "on its node") {
 			t.Errorf("%+v", f)
 		}
+	}
+}
+
+// A StorageClass and a VolumeAttributesClass cannot be changed, a VolumeSnapshotClass can.
+func TestRemediesOfRejectedValues(t *testing.T) {
+	const text = `rpc error: code = InvalidArgument desc = unknown parameter "x"`
+	for name, tc := range map[string]struct {
+		inject              func(c *fake.Cluster)
+		check, remedy, page string
+	}{
+		"snapshot": {func(c *fake.Cluster) {
+			faults["a snapshot that fails"].inject(c)
+			_ = unstructured.SetNestedField(c.Custom[0].Object, text, "status", "error", "message")
+		}, "snapshots", "correct the VolumeSnapshotClass", pageSnapshot},
+		"pod": {func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			c.Event("Pod", "default", "app", "FailedMount", "MountVolume.SetUp failed for volume \"pv-1\" : "+text)
+		}, "pods-with-volumes", "and then the claim; for an inline volume correct the pod", pagePodStart},
+	} {
+		c := fake.Healthy()
+		tc.inject(c)
+		f := examine(t, c).Findings
+		if len(f) != 1 || f[0].Check != tc.check || !strings.Contains(f[0].Remedy, tc.remedy) || f[0].Page != tc.page {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+// Errors of the provisioner about objects that a claim names, with the time for which they are to
+// be expected, and words of the finding.
+func TestErrorsOfObjectsThatAClaimNames(t *testing.T) {
+	const source = `failed to provision volume with StorageClass "causeway-hostpath": error getting handle for DataSource Type `
+	for text, tc := range map[string]struct {
+		after time.Duration
+		words []string
+		page  string
+	}{
+		source + "VolumeSnapshot by Name s: requested volume size 1048576 is less than the size 4194304 for the source snapshot s": {0,
+			[]string{"the claim is smaller than its source", "at least the size"}, pageSnapshot},
+		source + "PersistentVolumeClaim by Name p: error, new PVC request must be greater than or equal in size to the specified PVC data source, requested 1 but source is 2": {0,
+			[]string{"the claim is smaller than its source", "at least the size"}, pageSnapshot},
+		source + `VolumeSnapshot by Name s: error getting snapshot s from api server: volumesnapshots.snapshot.storage.k8s.io "s" not found`: {patience,
+			[]string{"the source of the claim does not exist", "another dataSource"}, pageSnapshot},
+		source + `PersistentVolumeClaim by Name p: error getting PVC p (namespace "default") from api server: persistentvolumeclaim "p" not found`: {patience,
+			[]string{"the source of the claim does not exist", "another dataSource"}, pageSnapshot},
+		source + `VolumeSnapshot by Name s: snapshot s is not Ready`: {longCall, []string{"the source of the claim is not ready"}, pageSnapshot},
+		source + `VolumeSnapshot by Name s: snapshot s not bound`:    {longCall, []string{"the source of the claim is not ready"}, pageSnapshot},
+		`failed to provision volume with StorageClass "x": volumeattributesclasses.storage.k8s.io "fast" not found`: {patience,
+			[]string{"the VolumeAttributesClass of the claim does not exist"}, pagePending},
+		`failed to provision volume with StorageClass "x": error getting secret s in namespace causeway: secrets "s" is forbidden: User "system:serviceaccount:causeway:x" cannot get resource "secrets"`: {0,
+			[]string{"a Secret that the controller may not read", "without these keys"}, "docs/reference/parameters.md"},
+		`failed to provision volume with StorageClass "x": error getting secret s in namespace causeway: secrets "s" not found`: {patience,
+			[]string{"the Secret that the class or the volume names does not exist"}, pagePending},
+		`failed to provision volume with StorageClass "x": an unknown error`: {0, []string{"the reason is in the message", "\nsee the message"}, pagePending},
+	} {
+		for _, ago := range []time.Duration{tc.after - 30*time.Second, tc.after + 30*time.Second} {
+			c := fake.Healthy()
+			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Hour)
+			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", text)
+			e := fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-1))
+			e.FirstTimestamp, e.LastTimestamp = fake.Ago(max(ago, 0)), fake.Ago(0)
+			f := examine(t, c).Findings
+			if ago > 0 && ago < tc.after {
+				if len(f) > 0 {
+					t.Errorf("%s, since %s: %+v", text, ago, f)
+				}
+				continue
+			}
+			if len(f) != 1 || f[0].Page != tc.page {
+				t.Errorf("%s, since %s: %+v", text, ago, f)
+				continue
+			}
+			for _, w := range tc.words {
+				if !strings.Contains(f[0].Cause+"\n"+f[0].Remedy+"\n", w) {
+					t.Errorf("%s: %q is not in %+v", text, w, f[0])
+				}
+			}
+			if strings.Contains(f[0].Remedy, "see the message on the page") {
+				t.Error(f[0].Remedy)
+			}
+		}
+	}
+	if f := called(nil, "x", "x", `MountVolume.MountDevice failed for volume "pv-1" : fetching NodeStageSecretRef causeway/s failed: `+
+		`failed to find the secret s in the namespace causeway with error: secrets "s" not found`, "page", missingVolume, wrongMount, noSecret); !strings.Contains(f.Cause, "does not exist") {
+		t.Errorf("%+v", f)
 	}
 }
 
@@ -808,7 +991,8 @@ func itoa(n int) string { return resource.NewQuantity(int64(n), resource.Decimal
 func TestWhatCannotBeReadIsNotChecked(t *testing.T) {
 	for what, check := range map[string]string{"nodes": "nodes", "csidrivers": "csidriver", "persistentvolumeclaims": "claims",
 		"leases": "leaders", "csinodes": "registration", "events": "pods", "storageclasses": "storage-classes",
-		"csistoragecapacities": "capacity", "volumesnapshotcontents": "snapshots", "pods": "workloads"} {
+		"csistoragecapacities": "capacity", "volumesnapshotcontents": "snapshots",
+		"volumesnapshots": "unbound-snapshots", "volumesnapshotclasses": "unbound-snapshots", "pods": "workloads"} {
 		c := fake.Healthy()
 		c.Refuse[what] = errors.New("forbidden: no right")
 		r := examine(t, c)
@@ -853,10 +1037,10 @@ func TestPagesExist(t *testing.T) {
 	}
 	for _, list := range [][]message{driverMessages, sidecarMessages, podMessages, callMessages, certificateMessages} {
 		for _, m := range list {
-			pages[m.page] = true
+			pages[cmp.Or(m.page, pagePodEnd)] = true
 		}
 	}
-	for _, m := range append(codeMessages, missingVolume) {
+	for _, m := range append(slices.Concat(codeMessages, claimMessages), missingVolume, growsLater, wrongSnapshotClass, wrongAttributes, wrongMount, noSecret, noRight) {
 		pages[cmp.Or(m.page, pagePodEnd)] = true
 	}
 	for _, m := range conditionMessages {

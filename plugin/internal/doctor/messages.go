@@ -171,7 +171,7 @@ var callMessages = []message{
 		"several addresses report the same node",
 		"end the wrong driver; for two addresses of one node: ipFamilyPolicy: SingleStack", pageRouter),
 	known(fromRouter+partial+`the nodes are not known yet`, "the router does not know the nodes yet",
-		"check DNS and the Service in --peers", pageRouter),
+		noAddresses, pageRouter),
 	known(fromRouter+`none of the \d+ nodes holds it, and all of them answer`,
 		"no node holds the volume or snapshot, and all of them answer",
 		"bring back its node, or the pod of the driver there; or look for its directory on the disks of the nodes, "+
@@ -189,6 +189,9 @@ var callMessages = []message{
 		"remove the obstacle that the message names, and move the data back", pagePodStart),
 	known(`cannot mount the data of volume.*no such file or directory|is missing: restore it from a backup`,
 		"the data of the volume is gone", "move the data back to the path in the message, or restore it from a backup", pageVolume),
+	known(`invalid filesystem type`, "the filesystem type of the class is not possible",
+		"delete the class and make it again with another csi.storage.k8s.io/fstype: a pending claim is retried; a "+
+			"bound claim keeps the type of its PersistentVolume, so make it again, too", ""),
 	known(`not the filesystem expected`, "the image has no filesystem that can be mounted or repaired automatically",
 		"see dmesg on the node, and run e2fsck by hand on the image", pagePodStart),
 	known(`write the staging record in`, "the state directory of the driver is gone, full or read-only on the node",
@@ -215,9 +218,7 @@ var callMessages = []message{
 		"repair the server, the name or the network", pagePending),
 	known(`the kernel cannot mount SMB shares`, "the module cifs is missing on the node", "modprobe cifs on the node", pagePodStart),
 	known(`too many helper processes`, "all helper processes of the node hang", "end the pods of the volumes with CopyStalled or FilesystemStalled", pageAnyCall),
-	known(`too many open files|cannot allocate memory`, "the driver has too few files or too little memory", "raise the limit", pageAnyCall),
-	known(`(unknown|invalid|unexpected) parameter|code = InvalidArgument`, "a parameter, the filesystem or the access mode of the claim or its class is not possible",
-		"correct the class: the message names the value", pagePending),
+	tooFewFiles,
 	known(`a device does not answer`, "a loop device of the node does not answer",
 		"see dmesg on the node, and end the pod that uses the device", pagePodStart),
 }
@@ -230,6 +231,10 @@ const partial = `(no node (that answers holds it|answers in [^"]*): )?`
 
 // codeMessages are errors that only their code tells. Without a page, the page is that of the call.
 var codeMessages = []message{
+	known(`(invalid|unknown) access mode`, "the access mode of the claim is not possible",
+		"make the claim again with another access mode", ""),
+	known(wrongValue, notPossible, "delete the class and make it again with the right value: the message names it; "+
+		"the claim is retried", ""),
 	known(`^code = OutOfRange`, "the size does not fit on the disk of the volume",
 		"set a smaller size in the claim, or free space", ""),
 	known(`^code = ResourceExhausted|no space left`, "no node that the pod can run on has room", "free space, or permit other nodes", pagePending),
@@ -244,6 +249,9 @@ var codeMessages = []message{
 	known(`^code = (Unavailable|DeadlineExceeded|Internal|Unknown)`, "the driver cannot serve the call now", "see the log of the driver", pageAnyCall),
 }
 
+// tooFewFiles is the error of a driver that runs, and cannot open files.
+var tooFewFiles = known(`too many open files|cannot allocate memory`, "the driver has too few files or too little memory", "raise the limit", pageAnyCall)
+
 // notRegistered is the error of a kubelet, and of the provisioner about a node, that do not know the driver.
 var notRegistered = known(`not found in the list of registered CSI drivers|^error generating accessibility requirements: no topology key found for node `,
 	"the driver is not registered on the node of the pod", "see the pod of the driver on that node", pageSidecars)
@@ -252,6 +260,57 @@ var notRegistered = known(`not found in the list of registered CSI drivers|^erro
 var missingVolume = known(`^code = NotFound`,
 	"the volume does not exist on its node: its disk was lost or replaced, or its directory was moved",
 	lookFirst, pageReplace)
+
+// wrongValue is the error of a value that the driver rejects.
+const (
+	wrongValue  = `(unknown|invalid|unexpected) parameter|code = InvalidArgument`
+	notPossible = "a parameter, the filesystem or the access mode of the claim or its class is not possible"
+)
+
+// Values that the driver rejects, of calls that no StorageClass repairs. The parameters of a
+// VolumeSnapshotClass can be changed, those of the other classes cannot.
+var (
+	wrongSnapshotClass = known(wrongValue, "a parameter of the class is not possible",
+		"correct the VolumeSnapshotClass: the message names the value", "")
+	wrongAttributes = known(wrongValue, "a parameter of the class is not possible",
+		"make another VolumeAttributesClass with the right value, and name it in the claim: the message names the value", "")
+	wrongMount = known(`^code = InvalidArgument`, "the node rejects a property of the volume",
+		"see the message; a PersistentVolume keeps the values of its class: make the class again with the right value, "+
+			"and then the claim; for an inline volume correct the pod", "")
+)
+
+// claimMessages are errors of the provisioner about a claim, before it calls the driver: they have
+// no code.
+var claimMessages = []message{
+	known(`requested volume size \d+ is less than the size \d+ for the source snapshot|`+
+		`new PVC request must be greater than or equal in size`,
+		"the claim is smaller than its source", "make the claim again with at least the size in the message", pageSnapshot),
+	sourceNotReady, noSource, noAttributes, noRight, noSecret,
+}
+
+// Errors about objects that a claim or its class names. Names in the errors of the API server are
+// quoted.
+var (
+	sourceNotReady = known(`snapshot \S+ (is not Ready|not bound)|the PVC DataSource \S+ must have a status of Bound`,
+		"the source of the claim is not ready",
+		"see the snapshot or the claim in the message: this claim is retried", pageSnapshot)
+	noSource = known(`error getting (snapshot|PVC) .* not found`, "the source of the claim does not exist",
+		"make the source, or make the claim again with another dataSource", pageSnapshot)
+	noAttributes = known(`volumeattributesclass(es)?\.\S+ "" not found`,
+		"the VolumeAttributesClass of the claim does not exist",
+		"make the VolumeAttributesClass, or name another in the claim", "")
+	noRight = known(`secrets "" is forbidden`, "the class names a Secret that the controller may not read: it has a key "+
+		"csi.storage.k8s.io/…-secret-name",
+		"make the class again without these keys; only for shares: name the Secret in controllerSecretName of the chart, or "+
+			"set smb.controller.readAllSecrets", "docs/reference/parameters.md")
+	noSecret = known(`failed to find the secret|error getting secret .* not found`, "the Secret that the class or the "+
+		"volume names does not exist", "make the Secret: the message has its namespace and its name", "")
+)
+
+// growsLater is the error of a growth for which the machine takes a capability from the driver.
+var growsLater = known(`without CAP_SYS_RESOURCE it can be grown only when it is staged again`,
+	"the filesystem in use cannot grow without CAP_SYS_RESOURCE",
+	"end the pods of the volume: it grows when it is staged again", pageChange)
 
 // conditionMessages are the conditions of a volume, by reason.
 var conditionMessages = map[string]message{

@@ -257,11 +257,8 @@ func versions(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		images := map[string][]string{}
 		for _, p := range d.Pods() {
-			for _, c := range p.Spec.Containers {
-				if c.Name == "driver" {
-					_, version := splitImage(c.Image)
-					images[version] = append(images[version], p.Name)
-				}
+			if version := driverVersion(p.Spec); version != "" {
+				images[version] = append(images[version], p.Name)
 			}
 		}
 		if len(images) < 2 {
@@ -273,11 +270,36 @@ func versions(v *cluster.View) (all []Finding) {
 		}
 		all = append(all, Finding{Severity: Warning, Object: d.Name,
 			Cause:    "pods of one driver run different versions: an update is not complete",
-			Evidence: strings.Join(evidence, "\n"), Remedy: "complete the update: kubectl -n " + d.Namespace +
-				" rollout status",
-			Page: pageFailures})
+			Evidence: strings.Join(evidence, "\n"), Remedy: completeUpdate(d), Page: pageFailures})
 	}
 	return all
+}
+
+// driverVersion returns the version of the image of the container driver, or "".
+func driverVersion(spec corev1.PodSpec) (version string) {
+	for _, c := range spec.Containers {
+		if c.Name == "driver" {
+			_, version = splitImage(c.Image)
+		}
+	}
+	return version
+}
+
+// completeUpdate names the workloads whose pods have another version than their template. If there
+// is none, the workloads themselves differ.
+func completeUpdate(d *cluster.Driver) string {
+	var commands []string
+	for _, w := range d.Workloads() {
+		if slices.ContainsFunc(w.Pods, func(p *cluster.Pod) bool {
+			return driverVersion(p.Spec) != driverVersion(w.Template.Spec)
+		}) {
+			commands = append(commands, "kubectl -n "+w.Namespace+" rollout status "+strings.ToLower(w.Kind)+"/"+w.Name)
+		}
+	}
+	if len(commands) == 0 {
+		return "apply the chart again: its workloads name different versions"
+	}
+	return "complete the update: " + strings.Join(commands, "; ")
 }
 
 // splitImage splits the reference of an image into its name and its digest or tag.

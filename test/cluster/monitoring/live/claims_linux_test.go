@@ -32,7 +32,7 @@ func claimSteps() []step {
 	return []step{{name: "claims", begin: (*scene).retriesLater, faults: []fault{
 		{name: "an unknown parameter",
 			rows: []string{"A claim stays Pending: INVALID_ARGUMENT"},
-			named: []want{{"claims", "PersistentVolumeClaim/default/parameter", "a parameter", "correct the class",
+			named: []want{{"claims", "PersistentVolumeClaim/default/parameter", "a parameter", "delete the class and make it again",
 				pagePending}},
 			cause: func(s *scene) {
 				s.claimOf(class("parameter", driverName, "Immediate", "knid: directory"), "parameter", "1Mi")
@@ -74,7 +74,7 @@ func claimSteps() []step {
 		{name: "a class of attributes of the other kind",
 			rows: []string{"A volume does not grow or change: INVALID_ARGUMENT, of a VolumeAttributesClass"},
 			named: []want{{"modifications", "PersistentVolumeClaim/default/changes", "does not get its VolumeAttributesClass",
-				"correct the class", pageChange}},
+				"make another VolumeAttributesClass", pageChange}},
 			cause: func(s *scene) {
 				s.later(func() { s.kubectl("delete", "volumeattributesclass", "wrong") })
 				s.apply("apiVersion: storage.k8s.io/v1\nkind: VolumeAttributesClass\nmetadata: {name: wrong}\n" +
@@ -162,7 +162,7 @@ func claimSteps() []step {
 			cause: func(s *scene) {
 				const find = "p=$(pgrep -f '^/usr/bin/driver --mode=node'); "
 				s.later(func() { s.on(nodes[0], find+"prlimit --pid $p --nofile=1024:") })
-				s.on(nodes[0], find+"prlimit --pid $p --nofile=$(($(ls /proc/$p/fd | sort -n | tail -n1) + 3)):")
+				s.on(nodes[0], find+"n=0; while [ -e /proc/$p/fd/$n ]; do n=$((n+1)); done; prlimit --pid $p --nofile=$n:")
 				s.claimOf(class("few", driverName, "Immediate", "kind: directory", only(nodes[0].Name)), "few", "1Mi")
 			}},
 	}}}

@@ -31,6 +31,9 @@ func texts(row string) (codes, messages []*regexp.Regexp) {
 // condition may also be in the remedy.
 func (f fault) proves(r report, row string) bool {
 	codes, messages := texts(row)
+	if strings.HasPrefix(row, "A pod does not end: ") {
+		messages = nil // the kubelet has them in its log only
+	}
 	return slices.ContainsFunc(r.Findings, func(found finding) bool {
 		text := found.Cause + "\n" + found.Evidence
 		if strings.HasPrefix(row, "Conditions of ") {

@@ -1,0 +1,35 @@
+package cluster_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+)
+
+// The times of an event are whole seconds, its name has nanoseconds.
+func TestTheNewestEventIsTheFirst(t *testing.T) {
+	now := time.Now().Truncate(time.Second)
+	event := func(name string, last, created time.Time) corev1.Event {
+		return corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, CreationTimestamp: metav1.NewTime(created)},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "app"}, LastTimestamp: metav1.NewTime(last)}
+	}
+	want := []string{"app.18a0c5f3d2b1e00f", "app.18a0c5f3d2b1e00a", "app.18a0c5f3d2b1dfff", "own-b", "own-a", "own-c", "app.18a0c5f3d2b1e0ff"}
+	events := []corev1.Event{event("app.18a0c5f3d2b1e0ff", now.Add(-time.Second), now), event("own-c", now, now.Add(-time.Minute)),
+		event("own-a", now, now), event("app.18a0c5f3d2b1dfff", now, now), event("own-b", now, now),
+		event("app.18a0c5f3d2b1e00a", now, now), event("app.18a0c5f3d2b1e00f", now, now)}
+	for range 2 {
+		var got []string
+		for _, e := range (&cluster.View{Events: events}).EventsOf("Pod", "default", "app") {
+			got = append(got, e.Name)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		slices.Reverse(events)
+	}
+}
