@@ -611,6 +611,12 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
 			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", "rpc error: code = Canceled desc = context canceled")
 		},
+		"the health of a volume whose driver was replaced": func(c *fake.Cluster) {
+			c.Answer(controller1, "sidecars", "/metrics", 200, `csi_sidecars_volume_health_abnormal{namespace="default",persistentvolumeclaim="c1",status="Inaccessible"} 1
+`)
+			claim(c, "c1", corev1.ClaimBound)
+			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
+		},
 		"a node whose driver was replaced": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
 			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed",

@@ -18,7 +18,11 @@ func volumeHealth(v *cluster.View) (all []Finding) {
 		for _, p := range d.ControllerPods() {
 			for _, s := range p.SidecarsMetrics.Samples("csi_sidecars_volume_health_abnormal") {
 				namespace, claim := s.Labels["namespace"], s.Labels["persistentvolumeclaim"]
-				all = append(all, unhealthy(v, namespace, claim, s.Labels["status"])...)
+				found := unhealthy(v, namespace, claim, s.Labels["status"])
+				if starting(v, d) > 0 { // the reason is in an event soon, mostly that the node does not answer
+					found = slices.DeleteFunc(found, func(f Finding) bool { return f.Cause == unknownCondition })
+				}
+				all = append(all, found...)
 			}
 		}
 	}
@@ -65,11 +69,13 @@ func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding)
 	return []Finding{condition(object, "", evidence)}
 }
 
+const unknownCondition = "the volume is not healthy, and the cause is not known here"
+
 // condition returns the finding of a condition of a volume.
 func condition(object, reason, evidence string) Finding {
 	m, ok := conditionMessages[reason]
 	if !ok {
-		m = message{cause: "the volume is not healthy, and the cause is not known here",
+		m = message{cause: unknownCondition,
 			remedy: "kubectl describe pvc has the reason while its event lasts; the page has the remedy of each reason",
 			page:   pageVolume}
 	}

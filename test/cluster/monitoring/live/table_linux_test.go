@@ -54,7 +54,7 @@ type step struct {
 
 // steps are all faults.
 func steps() []step {
-	return slices.Concat(objectSteps(), podSteps(), claimSteps(), volumeSteps(), rootSteps(), routerSteps(), nodeSteps(), shareSteps(), beforeSteps())
+	return slices.Concat(objectSteps(), shareSteps(), nodeSteps(), podSteps(), claimSteps(), volumeSteps(), rootSteps(), routerSteps(), beforeSteps())
 }
 
 // summary is the result of all steps.
