@@ -32,8 +32,8 @@ type Report struct {
 func (r Report) String() string {
 	var b strings.Builder
 	for _, f := range r.Findings {
-		fmt.Fprintf(&b, "%s: %s: %s\n  evidence: %s\n  remedy: %s\n  page: %s\n", f.Check, f.Object, f.Cause, f.Evidence,
-			f.Remedy, f.Page)
+		fmt.Fprintf(&b, "%s: %s: %s\n  evidence: %s\n  remedy: %s\n  page: %s\n", f.Check, f.Object, f.Cause,
+			f.Evidence, f.Remedy, f.Page)
 	}
 	for _, n := range r.NotChecked {
 		fmt.Fprintf(&b, "not checked: %s: %s\n", n.Check, n.Reason)
