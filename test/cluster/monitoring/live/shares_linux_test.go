@@ -13,6 +13,10 @@ import (
 
 const smbDriver = "smb.csi.causeway.dev"
 
+// roomy is a line of the configuration of the SMB server. It reports the space of a share, in KiB:
+// the disk of this machine may be almost full.
+const roomy = "dfree command = /bin/echo 1000000 900000"
+
 // server is the SMB server of a step.
 var server *smbtest.Server
 
@@ -59,7 +63,7 @@ func shareSteps() []step {
 			{name: "a share that is almost full", alerts: []string{"CausewayShareAlmostFull"},
 				also: []want{down},
 				cause: func(s *scene) {
-					s.later(func() { s.configure("") })
+					s.later(func() { s.configure(roomy) })
 					s.configure("dfree command = /bin/echo 1000000 10000")
 				}},
 		}},
@@ -118,6 +122,7 @@ func (s *scene) serve() {
 	var err error
 	server, err = shares.Serve(cluster, dir)
 	s.must(err)
+	s.configure(roomy)
 	s.must(shares.WriteSecret(s.anyhow(), kube, shares.ControllerSecret, server))
 	set := []string{"smb.enabled=true", "smb.shares.private.source=" + server.Source(), "smb.shares.private.secretName=" + shares.ControllerSecret,
 		"smb.controller.replicas=1", "smb.node.nodeSelector.causeway\\.dev/none=none"}
