@@ -233,7 +233,9 @@ func (j *Jobs) end(id string, job *Job, err error) {
 	}
 	j.copied.Add(job.Progress().Bytes)
 	if err != nil {
-		j.failed.Add(1)
+		if job.copies() {
+			j.failed.Add(1)
+		}
 		job.failed = time.Now()
 	} else {
 		delete(j.running, id) // the object exists now
@@ -252,6 +254,9 @@ func (j *Jobs) result(id string, job *Job) error {
 	}
 	return job.err
 }
+
+// copies reports whether the job copies objects: an empty volume has no source.
+func (job *Job) copies() bool { return len(job.sources) > 0 }
 
 func (job *Job) ended() bool {
 	select {
@@ -338,11 +343,11 @@ func (j *Jobs) WritesBlocked(id string) bool {
 	return j.held[id] > 0
 }
 
-// Stats are figures of all jobs.
+// Stats are figures of the jobs that copy.
 type Stats struct {
-	Running int   // jobs
-	Bytes   int64 // copied by all jobs, ended jobs included
-	Failed  int64 // jobs
+	Running int
+	Bytes   int64 // ended jobs included
+	Failed  int64
 }
 
 // Stats returns the current figures.
@@ -351,7 +356,7 @@ func (j *Jobs) Stats() Stats {
 	defer j.mu.Unlock()
 	s := Stats{Bytes: j.copied.Load(), Failed: j.failed.Load()}
 	for _, job := range j.running {
-		if !job.ended() {
+		if !job.ended() && job.copies() {
 			s.Running++
 			s.Bytes += job.Progress().Bytes
 		}

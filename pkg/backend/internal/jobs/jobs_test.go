@@ -79,6 +79,27 @@ func TestACallJoinsTheJobThatRuns(t *testing.T) {
 	}
 }
 
+// TestOnlyCopiesCount: an empty volume is no copy, so its failure is no failed copy.
+func TestOnlyCopiesCount(t *testing.T) {
+	j := New()
+	defer j.Close()
+	failed := errors.New("failed")
+	running := -1
+	for _, sources := range [][]string{nil, {"source"}, nil} {
+		if err := j.Run(context.Background(), "made", "x", sources, func(context.Context) error {
+			if sources == nil {
+				running = j.Stats().Running
+			}
+			return failed
+		}); !errors.Is(err, failed) {
+			t.Error(err)
+		}
+	}
+	if s := j.Stats(); s.Failed != 1 || running != 0 {
+		t.Errorf("Stats = %+v; %d copies during the creation of an empty volume", s, running)
+	}
+}
+
 func TestASourceIsReadOrInExclusiveUse(t *testing.T) {
 	j := New()
 	defer j.Close()

@@ -3,6 +3,7 @@ package live
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -71,9 +72,10 @@ func shareSteps() []step {
 			{name: "a file that cannot be removed", alerts: []string{"CausewayShareTrashStuck"},
 				cause: func(s *scene) {
 					s.shareClaim("stuck", "source: "+server.Source()+", subDir: stuck")
-					held := filepath.Join(shares.Directory(server), "stuck", "held")
-					s.must(os.Mkdir(held, 0o755)) // of root: the user of the server cannot remove the file in it
-					s.must(os.WriteFile(filepath.Join(held, "file"), nil, 0o600))
+					file := filepath.Join(shares.Directory(server), "stuck", "file")
+					s.must(os.WriteFile(file, nil, 0o600))
+					s.later(func() { s.command("chattr", "-R", "-i", shares.Directory(server)) })
+					s.command("chattr", "+i", file)
 					s.kubectl("delete", "pvc", "stuck")
 				}},
 			{name: "no directory .causeway/work",
@@ -118,7 +120,7 @@ func (s *scene) serve() {
 		return
 	}
 	dir := filepath.Join(os.TempDir(), "causeway-faults-smb")
-	s.must(os.RemoveAll(dir))
+	s.command("sh", "-c", "chattr -R -f -i "+dir+"; rm -rf "+dir) // of a test that was killed
 	var err error
 	server, err = shares.Serve(cluster, dir)
 	s.must(err)
@@ -132,6 +134,14 @@ func (s *scene) serve() {
 		s.must(server.Close())
 		s.must(os.RemoveAll(dir))
 		server, endShares = nil, func(*scene) {}
+	}
+}
+
+// command runs a command on this machine, which has the files of the server.
+func (s *scene) command(name string, args ...string) {
+	s.Helper()
+	if out, err := exec.CommandContext(s.anyhow(), name, args...).CombinedOutput(); err != nil {
+		s.Fatalf("%s: %v: %s", name, err, out)
 	}
 }
 
