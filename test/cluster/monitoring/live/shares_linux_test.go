@@ -14,10 +14,6 @@ import (
 
 const smbDriver = "smb.csi.causeway.dev"
 
-// roomy is a line of the configuration of the SMB server. It reports the space of a share, in KiB:
-// the disk of this machine may be almost full.
-const roomy = "dfree command = /bin/echo 1000000 900000"
-
 // server is the SMB server of a step.
 var server *smbtest.Server
 
@@ -64,8 +60,8 @@ func shareSteps() []step {
 			{name: "a share that is almost full", alerts: []string{"CausewayShareAlmostFull"},
 				also: []want{down},
 				cause: func(s *scene) {
-					s.later(func() { s.configure(roomy) })
-					s.configure("dfree command = /bin/echo 1000000 10000")
+					s.later(func() { s.space(90) })
+					s.space(1)
 				}},
 		}},
 		{name: "shares: trash", begin: (*scene).serve, faults: []fault{
@@ -124,7 +120,8 @@ func (s *scene) serve() {
 	var err error
 	server, err = shares.Serve(cluster, dir)
 	s.must(err)
-	s.configure(roomy)
+	s.space(90) // the disk of this machine may be almost full
+	s.configure("dfree command = " + spaceProgram())
 	s.must(shares.WriteSecret(s.anyhow(), kube, shares.ControllerSecret, server))
 	set := []string{"smb.enabled=true", "smb.shares.private.source=" + server.Source(), "smb.shares.private.secretName=" + shares.ControllerSecret,
 		"smb.controller.replicas=1", "smb.node.nodeSelector.causeway\\.dev/none=none"}
@@ -158,21 +155,24 @@ func (s *scene) shareClaim(name, parameters string) {
 	})
 }
 
-// configure restarts the server with another line of configuration, which replaces an earlier one.
+// spaceProgram returns the program that tells the SMB server the space of a share.
+func spaceProgram() string { return filepath.Join(filepath.Dir(server.Dir), "space") }
+
+// space sets the available space of the shares, in percent.
+func (s *scene) space(percent int) {
+	s.Helper()
+	script := fmt.Sprintf("#!/bin/sh\necho 1000000 %d\n", percent*10_000) // KiB
+	s.must(os.WriteFile(spaceProgram()+".new", []byte(script), 0o755))
+	s.must(os.Rename(spaceProgram()+".new", spaceProgram()))
+}
+
+// configure restarts the server with a line of configuration.
 func (s *scene) configure(line string) {
 	s.Helper()
-	const mark = "# of the test"
 	path := filepath.Join(filepath.Dir(server.Dir), "smb.conf")
 	text, err := os.ReadFile(path)
 	s.must(err)
-	var kept []string
-	for l := range strings.Lines(string(text)) {
-		if !strings.Contains(l, mark) && !strings.HasPrefix(l, "dfree") {
-			kept = append(kept, l)
-		}
-	}
-	all := strings.Replace(strings.Join(kept, ""), "[global]\n", fmt.Sprintf("[global]\n%s\n%s\n", mark, line), 1)
-	s.must(os.WriteFile(path, []byte(all), 0o644))
+	s.must(os.WriteFile(path, []byte(strings.Replace(string(text), "[global]\n", "[global]\n"+line+"\n", 1)), 0o644))
 	s.must(server.Kill())
 	s.must(server.Restart())
 }
