@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
@@ -211,11 +212,15 @@ func (v *View) Node(name string) *corev1.Node {
 	return nil
 }
 
-// EventsOf returns the warnings about an object, the newest first.
-func (v *View) EventsOf(kind, namespace, name string) []corev1.Event {
+// EventsOf returns the warnings about an object, the newest first. Those about an earlier object of
+// the same name are not among them.
+func (v *View) EventsOf(kind string, object metav1.Object) []corev1.Event {
 	var all []corev1.Event
+	namespace, uid := object.GetNamespace(), object.GetUID()
 	for _, e := range v.Events {
-		if o := e.InvolvedObject; o.Kind == kind && o.Name == name && (namespace == "" || o.Namespace == namespace) {
+		o := e.InvolvedObject
+		same := o.UID == uid || o.UID == "" || uid == ""
+		if same && o.Kind == kind && o.Name == object.GetName() && (namespace == "" || o.Namespace == namespace) {
 			all = append(all, e)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 )
@@ -24,12 +25,29 @@ func TestTheNewestEventIsTheFirst(t *testing.T) {
 		event("app.18a0c5f3d2b1e00a", now, now), event("app.18a0c5f3d2b1e00f", now, now)}
 	for range 2 {
 		var got []string
-		for _, e := range (&cluster.View{Events: events}).EventsOf("Pod", "default", "app") {
+		for _, e := range (&cluster.View{Events: events}).EventsOf("Pod", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "app"}}) {
 			got = append(got, e.Name)
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
 		slices.Reverse(events)
+	}
+}
+
+// An object that was made again has the name of the earlier one, whose events stay for an hour.
+func TestEventsOfAnEarlierObjectDoNotCount(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "app", UID: "new"}}
+	event := func(uid types.UID) corev1.Event {
+		return corev1.Event{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "app", UID: uid}}
+	}
+	v := &cluster.View{Events: []corev1.Event{event("old"), event("new"), event("")}}
+	for _, e := range v.EventsOf("Pod", pod) {
+		if e.InvolvedObject.UID == "old" {
+			t.Error("an event of the earlier object counts")
+		}
+	}
+	if n := len(v.EventsOf("Pod", pod)); n != 2 {
+		t.Errorf("%d events, want 2", n)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
@@ -88,8 +89,8 @@ func callChecks() []Check {
 }
 
 // latest returns the newest recent warning about an object with one of the reasons.
-func latest(v *cluster.View, kind, namespace, name string, reasons ...string) (corev1.Event, bool) {
-	for _, e := range v.EventsOf(kind, namespace, name) {
+func latest(v *cluster.View, kind string, object metav1.Object, reasons ...string) (corev1.Event, bool) {
+	for _, e := range v.EventsOf(kind, object) {
 		if v.ServerNow().Sub(cluster.EventTime(e)) < recent && slices.Contains(reasons, e.Reason) {
 			return e, true
 		}
@@ -107,9 +108,9 @@ func first(e corev1.Event) time.Time {
 
 // began returns the time of the oldest warning about an object with a reason. A text that varies makes
 // several events of one failure.
-func began(v *cluster.View, kind, namespace, name, reason string) time.Time {
+func began(v *cluster.View, kind string, object metav1.Object, reason string) time.Time {
 	oldest := v.ServerNow()
-	for _, e := range v.EventsOf(kind, namespace, name) {
+	for _, e := range v.EventsOf(kind, object) {
 		if t := first(e); e.Reason == reason && t.Before(oldest) {
 			oldest = t
 		}
@@ -142,9 +143,9 @@ func claims(v *cluster.View) (all []Finding) {
 		if c.Status.Phase != corev1.ClaimPending || d == nil {
 			continue
 		}
-		e, ok := latest(v, kind, c.Namespace, c.Name, reason)
+		e, ok := latest(v, kind, c, reason)
 		if !ok || progress(v, e.Message, c.CreationTimestamp.Time) ||
-			waitsForOther(v, e.Message, began(v, kind, c.Namespace, c.Name, reason)) {
+			waitsForOther(v, e.Message, began(v, kind, c, reason)) {
 			continue
 		}
 		all = append(all, called([]*cluster.Driver{d}, kind+"/"+c.Namespace+"/"+c.Name, "the volume cannot be created",
@@ -187,13 +188,13 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 			continue
 		}
 		object := "Pod/" + p.Namespace + "/" + p.Name
-		if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedMount", "FailedMapVolume", "FailedAttachVolume"); ok {
+		if e, ok := latest(v, "Pod", p, "FailedMount", "FailedMapVolume", "FailedAttachVolume"); ok {
 			if waits(v, e.Message, p.CreationTimestamp.Time) {
 				continue
 			}
 			all = append(all, called(used, object, "the volume cannot be mounted", e.Message, pagePodStart,
 				missingVolume, wrongMount, noSecret))
-		} else if e, ok := latest(v, "Pod", p.Namespace, p.Name, "FailedScheduling"); ok &&
+		} else if e, ok := latest(v, "Pod", p, "FailedScheduling"); ok &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
 			f := called(used, object, "the pod cannot be scheduled", e.Message, pagePending)
 			f.Severity = Warning
@@ -235,8 +236,8 @@ func deletes(v *cluster.View) (all []Finding) {
 			continue
 		}
 		const reason = "VolumeFailedDelete"
-		if e, ok := latest(v, "PersistentVolume", "", pv.Name, reason); ok &&
-			!waits(v, e.Message, began(v, "PersistentVolume", "", pv.Name, reason)) {
+		if e, ok := latest(v, "PersistentVolume", pv, reason); ok &&
+			!waits(v, e.Message, began(v, "PersistentVolume", pv, reason)) {
 			f := called([]*cluster.Driver{driver}, "PersistentVolume/"+pv.Name, "the volume cannot be deleted",
 				e.Message, pageDelete)
 			if strings.Contains(e.Message, "code = FailedPrecondition") {
@@ -297,8 +298,8 @@ func expansions(v *cluster.View) (all []Finding) {
 // condition stays until the volume has grown.
 func growthError(v *cluster.View, c *corev1.PersistentVolumeClaim) string {
 	const reason = "VolumeResizeFailed"
-	if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok {
-		if replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
+	if e, ok := latest(v, "PersistentVolumeClaim", c, reason); ok {
+		if replaces(v, e.Message, began(v, "PersistentVolumeClaim", c, reason)) {
 			return ""
 		}
 		return e.Message
@@ -323,8 +324,8 @@ func modifications(v *cluster.View) (all []Finding) {
 			continue
 		}
 		const reason = "VolumeModifyFailed"
-		if e, ok := latest(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason); ok &&
-			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c.Namespace, c.Name, reason)) {
+		if e, ok := latest(v, "PersistentVolumeClaim", c, reason); ok &&
+			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c, reason)) {
 			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
 				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange, wrongAttributes,
 				noAttributes, noRight, noSecret)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 )
@@ -38,7 +39,8 @@ const nodeUnreachable = "NodeUnreachable"
 // the reason, until it expires.
 func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding) {
 	object, evidence := "PersistentVolumeClaim/"+namespace+"/"+claim, "status "+status
-	for _, c := range conditionsOf(v, namespace, claim) {
+	of := claimOf(v, namespace, claim)
+	for _, c := range conditionsOf(of) {
 		if string(c.Status) == status && c.Reason == nodeUnreachable {
 			return nil
 		}
@@ -50,7 +52,7 @@ func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding)
 	if len(all) > 0 {
 		return all
 	}
-	for _, e := range v.EventsOf("PersistentVolumeClaim", namespace, claim) {
+	for _, e := range v.EventsOf("PersistentVolumeClaim", of) {
 		if e.Reason != "VolumeConditionAbnormal" {
 			continue
 		}
@@ -82,15 +84,22 @@ func condition(object, reason, evidence string) Finding {
 	return Finding{Severity: Error, Object: object, Cause: m.cause, Evidence: evidence, Remedy: m.remedy, Page: m.page}
 }
 
+// claimOf returns a claim, or only its name if it was not read.
+func claimOf(v *cluster.View, namespace, name string) *corev1.PersistentVolumeClaim {
+	for i := range v.Claims {
+		if c := &v.Claims[i]; c.Namespace == namespace && c.Name == name {
+			return c
+		}
+	}
+	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+}
+
 // conditionsOf returns the conditions in the status of a claim.
-func conditionsOf(v *cluster.View, namespace, name string) []corev1.VolumeHealthCondition {
-	i := slices.IndexFunc(v.Claims, func(c corev1.PersistentVolumeClaim) bool {
-		return c.Namespace == namespace && c.Name == name
-	})
-	if i < 0 || v.Claims[i].Status.HealthStatus == nil {
+func conditionsOf(c *corev1.PersistentVolumeClaim) []corev1.VolumeHealthCondition {
+	if c.Status.HealthStatus == nil {
 		return nil
 	}
-	return v.Claims[i].Status.HealthStatus.HealthConditions
+	return c.Status.HealthStatus.HealthConditions
 }
 
 // abnormal is the status, in metrics, of a driver that reports a VolumeCondition. It has no reasons.

@@ -132,7 +132,7 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 		return nil
 	}
 	evidence := podConditions(p)
-	for _, e := range v.EventsOf("Pod", p.Namespace, p.Name) {
+	for _, e := range v.EventsOf("Pod", p) {
 		evidence = append(evidence, e.Reason+": "+e.Message)
 	}
 	text := strings.Join(evidence, "\n")

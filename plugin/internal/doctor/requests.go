@@ -28,7 +28,7 @@ func unboundSnapshots(v *cluster.View) (all []Finding) {
 				s.GetCreationTimestamp().UTC().Format(time.RFC3339),
 			Remedy: "install a snapshot controller, or set snapshotController.enabled", Page: pageCRDs}
 		text, _, _ := unstructured.NestedString(s.Object, "status", "error", "message")
-		e, ok := latest(v, "VolumeSnapshot", s.GetNamespace(), s.GetName(), "SetDefaultSnapshotClassFailed",
+		e, ok := latest(v, "VolumeSnapshot", s, "SetDefaultSnapshotClassFailed",
 			"GetSnapshotClassFailed")
 		if ok {
 			text = e.Message
