@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/internal/smbtest"
+	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/shares"
 )
@@ -70,6 +71,9 @@ func shareSteps() []step {
 					s.shareClaim("stuck", "source: "+server.Source()+", subDir: stuck")
 					file := filepath.Join(shares.Directory(server), "stuck", "file")
 					s.must(os.WriteFile(file, nil, 0o600))
+					s.later(func() { // a new process empties the trash at once, the present one within an hour
+						s.kubectl("-n", install.Namespace, "delete", "pod", "-l", "app.kubernetes.io/name=causeway-smb-controller")
+					})
 					s.later(func() { s.command("chattr", "-R", "-i", shares.Directory(server)) })
 					s.command("chattr", "+i", file)
 					s.kubectl("delete", "pvc", "stuck")
