@@ -64,9 +64,9 @@ func (p *prometheus) firing(within time.Duration) (map[string]bool, error) {
 	return names, err
 }
 
-// fires waits until all alerts fire, or none of them. An alert that fired and ended since a time counts,
+// fires waits until all alerts fire, or none of them, and reports whether it is so. An alert that fired and ended since a time counts,
 // too: a call that hangs is given up.
-func (p *prometheus) fires(want bool, since time.Time, alerts ...string) {
+func (p *prometheus) fires(want bool, since time.Time, alerts ...string) bool {
 	p.Helper()
 	start := time.Now()
 	for ; ; time.Sleep(500 * time.Millisecond) {
@@ -85,8 +85,9 @@ func (p *prometheus) fires(want bool, since time.Time, alerts ...string) {
 		}
 		if time.Since(start) > *patience {
 			p.Errorf("not after %v: firing = %v of %v: %v", *patience, want, alerts, err)
-			return
+			return false
 		}
 	}
 	p.Logf("%5.1f s: firing = %v: %s", time.Since(start).Seconds(), want, strings.Join(alerts, ", "))
+	return true
 }

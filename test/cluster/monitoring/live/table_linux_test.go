@@ -188,9 +188,10 @@ func (s *scene) run(step step) {
 	for _, f := range chosen {
 		alerts, lasting = append(alerts, f.alerts...), append(lasting, f.lasting...)
 	}
-	s.fires(true, quiet, append(slices.Clone(alerts), lasting...)...)
-	s.summary.add(s.summary.fired, append(slices.Clone(alerts), lasting...))
-	s.summary.add(s.summary.lasting, lasting)
+	if all := append(slices.Clone(alerts), lasting...); s.fires(true, quiet, all...) {
+		s.summary.add(s.summary.fired, all)
+		s.summary.add(s.summary.lasting, lasting)
+	}
 	s.repair()
 	livetest.Until(s.T, "no volume and no snapshot to be left", func() error {
 		left, err := s.try("get", "pv,volumesnapshotcontents", "-o", "name")
@@ -200,8 +201,9 @@ func (s *scene) run(step step) {
 		return err
 	})
 	s.isSilent(chosen)
-	s.fires(false, time.Now(), alerts...)
-	s.summary.add(s.summary.resolved, alerts)
+	if s.fires(false, time.Now(), alerts...) {
+		s.summary.add(s.summary.resolved, alerts)
+	}
 	if server == nil {
 		s.well()
 	}
