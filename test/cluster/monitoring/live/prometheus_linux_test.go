@@ -64,8 +64,8 @@ func (p *prometheus) firing(within time.Duration) (map[string]bool, error) {
 	return names, err
 }
 
-// fires waits until all alerts fire, or none of them, and reports whether it is so. An alert that fired and ended since a time counts,
-// too: a call that hangs is given up.
+// fires waits until all alerts fire, or none of them, and reports whether it is so. An alert that
+// fired and ended since a time counts, too: a call that hangs is given up.
 func (p *prometheus) fires(want bool, since time.Time, alerts ...string) bool {
 	p.Helper()
 	start := time.Now()
