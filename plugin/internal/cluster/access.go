@@ -209,7 +209,7 @@ func (a *apiPods) Exec(ctx context.Context, pod *corev1.Pod, container string, c
 	return err
 }
 
-// Times for a command in a pod. A disk that stalls can hold a command for ever.
+// Times for a command in a pod. On a disk that stalls, a command does not end.
 const (
 	ExecTimeout = 30 * time.Second
 	ListTimeout = 5 * time.Minute // for all volumes of a driver
@@ -219,7 +219,7 @@ const (
 const maxOutput = 64 << 20
 
 // Run runs a command in the container of the driver and returns its output. Errors: those of Exec,
-// the end of the time, more output than maxOutput. With an error there is no output.
+// the end of the time, more output than maxOutput. With an error, the output is nil.
 func Run(ctx context.Context, c Client, pod *corev1.Pod, limit time.Duration, command ...string) ([]byte, error) {
 	ctx, end := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %s", limit))
 	defer end()

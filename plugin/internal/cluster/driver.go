@@ -161,8 +161,7 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]{0,61}[A-Za-z0-9])
 
 // drivers returns the drivers of workloads: those whose pods have a container driver with the flag
 // --driver-name. The names in the chart's values may differ, so no name of an object is fixed.
-// Every tenant can make such a workload. One with an invalid name is none of a driver: strange
-// names it.
+// Every tenant can make such a workload: strange lists those with an invalid driver name.
 func drivers(deployments []appsv1.Deployment, daemonSets []appsv1.DaemonSet) (all []*Driver, strange []string) {
 	found := map[[2]string]*Driver{}
 	of := func(o metav1.Object, w *Workload) *Driver {

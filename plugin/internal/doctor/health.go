@@ -71,6 +71,7 @@ func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding)
 	return []Finding{condition(object, "", evidence)}
 }
 
+// unknownCondition is the cause of a status without a known reason.
 const unknownCondition = "the volume is not healthy, and the cause is not known here"
 
 // condition returns the finding of a condition of a volume.

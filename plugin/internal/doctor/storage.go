@@ -91,8 +91,8 @@ func exhausted(p *cluster.Pod) (all []Finding) {
 	return all
 }
 
-// trash finds deleted and incomplete objects that cannot be removed. The condition ends with the fault, unlike the
-// counter of errors.
+// trash finds deleted and incomplete objects that cannot be removed. The condition ends with the
+// fault, unlike the counter of errors.
 func trash(p *cluster.Pod) (all []Finding) {
 	entries, _ := p.DriverMetrics.Value("causeway_trash_entries")
 	for _, s := range p.DriverMetrics.Samples("causeway_storage_conditions") {

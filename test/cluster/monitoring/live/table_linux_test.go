@@ -37,6 +37,7 @@ type (
 // want is a finding: its check, parts of the object, the cause and the remedy, and its page.
 type want struct{ check, object, cause, remedy, page string }
 
+// is returns a function that compares a finding with wanted findings.
 func is(f finding) func(want) bool { return func(w want) bool { return w.is(f) } }
 
 func (w want) is(f finding) bool {
