@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"syscall"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -92,7 +93,7 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	if failed != nil {
 		return nil, failed
 	}
-	return b.conditionsOf(s, id, v, err, failing), nil
+	return b.conditionsOf(s, id, v, err, failing)
 }
 
 // ListHealth examines the volumes whose IDs are above after, and returns the first volumes with a
@@ -118,7 +119,11 @@ func (b *Backend) ListHealth(ctx context.Context, after string,
 		if err := ctx.Err(); err != nil {
 			return nil, false, err
 		}
-		if conditions := b.conditionsOf(s, id, volumes[i], broken[i], failing); len(conditions) > 0 {
+		conditions, err := b.conditionsOf(s, id, volumes[i], broken[i], failing)
+		if err != nil {
+			return nil, false, err
+		}
+		if len(conditions) > 0 {
 			if len(unhealthy) == limit {
 				return unhealthy, true, nil
 			}
@@ -129,29 +134,32 @@ func (b *Backend) ListHealth(ctx context.Context, after string,
 }
 
 // conditionsOf returns the conditions of the volume id. err is the reason why its record cannot be
-// used. failing are the images whose filesystems have failed, by path.
+// used. failing are the images whose filesystems have failed, by path. Errors: EMFILE, ENFILE and
+// ENOMEM, which are no condition of a volume.
 func (b *Backend) conditionsOf(s *root, id string, v *volume, err error,
-	failing map[string]mounter.Failure) []backend.Condition {
-	return append(b.observe(s, id, v, err, failing), b.troubles.conditions(id)...)
+	failing map[string]mounter.Failure) ([]backend.Condition, error) {
+	observed, err := b.observe(s, id, v, err, failing)
+	return append(observed, b.troubles.conditions(id)...), err
 }
 
-// observe returns the conditions that the volume's record, data and filesystem show.
+// observe returns the conditions that the volume's record, data and filesystem show. Errors: those
+// of conditionsOf.
 func (b *Backend) observe(s *root, id string, v *volume, err error,
-	failing map[string]mounter.Failure) []backend.Condition {
+	failing map[string]mounter.Failure) ([]backend.Condition, error) {
 	switch {
 	case errors.Is(err, record.ErrNewer):
 		return condition(backend.Inaccessible, "RecordOfNewerVersion",
-			"%v: run the release that made it, or a newer release", err)
+			"%v: run the release that made it, or a newer release", err), nil
 	case err != nil:
 		dir := s.Path(volumesDir, id)
 		if at, statErr := os.Lstat(dir); statErr != nil || !at.IsDir() { // a link may lead to another tenant's data
 			return condition(backend.Inaccessible, "RecordUnreadable",
 				"when the driver started: %v: %s is not a directory: move the volume's directory back there, and "+
-					"restart the driver", err, dir)
+					"restart the driver", err, dir), nil
 		}
 		return condition(backend.Inaccessible, "RecordUnreadable",
 			"when the driver started: %v: the data is untouched in %s: repair the record, and restart the "+
-				"driver", err, dir)
+				"driver", err, dir), nil
 	}
 	size := v.Size
 	if v.Kind == image {
@@ -161,19 +169,27 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return condition(backend.DataLoss, "DataMissing", "%s is missing: restore it from a backup", s.dataPath(v))
+		return condition(backend.DataLoss, "DataMissing", "%s is missing: restore it from a backup", s.dataPath(v)), nil
 	case errors.Is(err, beneath.ErrType):
-		return condition(backend.DataLoss, "DataMissing", "%v", fmt.Errorf(obstructed, err))
+		return condition(backend.DataLoss, "DataMissing", "%v", fmt.Errorf(obstructed, err)), nil
+	case isShortage(err):
+		return nil, err
 	case err != nil:
-		return condition(backend.Inaccessible, "DataUnreadable", "%v", err)
+		return condition(backend.Inaccessible, "DataUnreadable", "%v", err), nil
 	case size < v.Size:
 		return condition(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup",
-			s.dataPath(v), size, v.Size)
+			s.dataPath(v), size, v.Size), nil
 	}
 	if f, ok := failing[s.dataPath(v)]; ok {
-		return conditionOf(f)
+		return conditionOf(f), nil
 	}
-	return b.unenforced(s, v)
+	return b.unenforced(s, v), nil
+}
+
+// isShortage reports whether err is the machine's shortage of files or memory, which says nothing
+// about the object of the call.
+func isShortage(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
 }
 
 // conditionOf returns the condition of a volume whose filesystem has failed.
