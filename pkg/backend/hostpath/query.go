@@ -256,7 +256,7 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	if disk.NoInodes() {
 		all = append(all, condition(backend.Degraded, "StorageInodesExhausted",
 			"%d of %d inodes are free: no volume and no file can be made: delete files in volumes, or delete "+
-				"snapshots or volumes, or make the filesystem of %s again with more inodes (df -i)",
+				"snapshots or volumes, or make the disk and the filesystem of %s larger (df -i)",
 			disk.FreeInodes, disk.Inodes, s.Path())...)
 	}
 	return all, nil

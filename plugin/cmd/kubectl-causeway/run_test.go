@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -182,6 +183,9 @@ func TestThePageHasAllChecks(t *testing.T) {
 		if !strings.Contains(string(page), "`"+c.Name+"`") {
 			t.Errorf("docs/how-to/plugin.md does not have the check %s", c.Name)
 		}
+	}
+	if last := fmt.Sprintf("\n%d checks, 1 findings, 0 not checked\n", len(doctor.Checks())); !strings.Contains(string(page), last) {
+		t.Errorf("docs/how-to/plugin.md does not have the line %q", last)
 	}
 }
 

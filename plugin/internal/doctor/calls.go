@@ -188,13 +188,16 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 			continue
 		}
 		object := "Pod/" + p.Namespace + "/" + p.Name
+		if hasVolumes(p) {
+			continue
+		}
 		if e, ok := latest(v, "Pod", p, "FailedMount", "FailedMapVolume", "FailedAttachVolume"); ok {
 			if waits(v, e.Message, p.CreationTimestamp.Time) {
 				continue
 			}
 			all = append(all, called(used, object, "the volume cannot be mounted", e.Message, pagePodStart,
 				missingVolume, wrongMount, noSecret))
-		} else if e, ok := latest(v, "Pod", p, "FailedScheduling"); ok &&
+		} else if e, ok := latest(v, "Pod", p, "FailedScheduling"); ok && p.Spec.NodeName == "" &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
 			f := called(used, object, "the pod cannot be scheduled", e.Message, pagePending)
 			f.Severity = Warning
@@ -202,6 +205,15 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 		}
 	}
 	return all
+}
+
+// hasVolumes reports whether the kubelet has mounted the volumes of a pod: then it makes the sandbox, and
+// starts the containers. Such a pod is Pending while images are pulled, or init containers run.
+func hasVolumes(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionTrue
+	}) || slices.ContainsFunc(slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses),
+		func(s corev1.ContainerStatus) bool { return s.State.Running != nil || s.State.Terminated != nil })
 }
 
 // driversOf returns the drivers of the volumes of a pod.

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 )
@@ -38,7 +40,7 @@ func router(v *cluster.View) (all []Finding) {
 						Page: pageRouter})
 				default:
 					m, ok := explain(p.DriverReady.Body, certificateMessages)
-					if !ok && int(s.Value) <= starting(v, d) {
+					if !ok && int(s.Value) <= starting(v, d)+removed(v, d, p.DriverReady.Body) {
 						continue
 					}
 					if !ok {
@@ -92,6 +94,20 @@ func starting(v *cluster.View, d *cluster.Driver) int {
 	return len(nodes)
 }
 
+// removed returns the number of silent nodes in the answer of a router that have left the cluster: the
+// router waits for some minutes for their return. Its line is "ID (ADDRESS): it has no address now".
+// forgotten-volumes finds the volumes of such nodes.
+func removed(v *cluster.View, d *cluster.Driver, body string) (n int) {
+	for line := range strings.Lines(body) {
+		id, rest, _ := strings.Cut(line, " (")
+		if strings.HasSuffix(strings.TrimSpace(rest), "): it has no address now") &&
+			!slices.ContainsFunc(v.Nodes, func(n corev1.Node) bool { return n.Name == id || n.Labels[d.Name+"/node"] == id }) {
+			n++
+		}
+	}
+	return n
+}
+
 // certificateMessages are the reasons for which the two sides reject each other.
 var certificateMessages = []message{
 	known(`has expired|is not valid before`, "a certificate has expired, or a clock is wrong",
@@ -105,8 +121,9 @@ var certificateMessages = []message{
 		"correct the selector of the Service, or --driver-name", pageRouter),
 }
 
-// soon is the rest of a certificate's life in which its renewal is due.
-const soon = 30 * 24 * time.Hour
+// soon is the rest of a certificate's life in which its renewal is overdue, as in the alert
+// CausewayCertificateExpires: cert-manager renews its usual certificates 30 days before their end.
+const soon = 21 * 24 * time.Hour
 
 // certificates finds certificates that have expired, or will soon. Only the metric is read, no
 // secret.
@@ -218,15 +235,13 @@ func noLeader(object, evidence string) Finding {
 		Evidence: evidence, Remedy: "see the log of csi-sidecars in the pods of the controller", Page: pagePending}
 }
 
-func elects(d *cluster.Driver) bool {
-	for _, c := range d.Controller.Template.Spec.Containers {
-		if slices.ContainsFunc(c.Args, func(a string) bool {
-			return a == "--leader-election" || a == "--leader-election=true"
-		}) {
-			return true
-		}
-	}
-	return false
+func elects(d *cluster.Driver) bool { return has(d.Controller, "--leader-election") }
+
+// has reports whether a container of a workload has a flag that is true.
+func has(w *cluster.Workload, flag string) bool {
+	return slices.ContainsFunc(w.Template.Spec.Containers, func(c corev1.Container) bool {
+		return slices.ContainsFunc(c.Args, func(a string) bool { return a == flag || a == flag+"=true" })
+	})
 }
 
 // youngest returns the age of the youngest pod of the controller.
@@ -256,7 +271,7 @@ func oneInstallation(v *cluster.View) (all []Finding) {
 // there.
 func capacity(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
-		if !d.Routed() || !publishes(v, d.Name) || d.Controller == nil || youngest(v, d) < 5*time.Minute {
+		if !d.Routed() || d.Controller == nil || !publishes(v, d) || youngest(v, d) < 5*time.Minute {
 			continue
 		}
 		published := map[string]bool{}
@@ -282,17 +297,16 @@ func capacity(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// publishes reports whether the scheduler considers the capacity of a driver that has classes.
-func publishes(v *cluster.View, driver string) bool {
+// publishes reports whether the sidecars publish the capacity of a driver: it has a class that waits
+// for the first pod, or a flag demands it for all classes.
+func publishes(v *cluster.View, d *cluster.Driver) bool {
 	for _, c := range v.CSIDrivers {
-		if c.Name == driver && (c.Spec.StorageCapacity == nil || !*c.Spec.StorageCapacity) {
+		if c.Name == d.Name && (c.Spec.StorageCapacity == nil || !*c.Spec.StorageCapacity) {
 			return false
 		}
 	}
-	for _, c := range v.Classes {
-		if c.Provisioner == driver {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(v.Classes, func(c storagev1.StorageClass) bool {
+		return c.Provisioner == d.Name && (has(d.Controller, "--provisioner-capacity-for-immediate-binding") ||
+			c.VolumeBindingMode != nil && *c.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer)
+	})
 }

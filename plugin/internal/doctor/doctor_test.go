@@ -270,7 +270,6 @@ var faults = map[string]struct {
 		n.Status.Conditions[0].Status, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "Kubelet stopped posting node status."
 		n.Spec.Taints = []corev1.Taint{{Key: "node.kubernetes.io/unreachable", Effect: corev1.TaintEffectNoExecute}}
 	}, "nodes", []string{"Node/node-1", "stopped posting", "unreachable"}},
-	"a node that is gone": {func(c *fake.Cluster) { fake.Remove[*corev1.Node](c, "node-1") }, "nodes", []string{"no longer in the cluster"}},
 	"no registration": {func(c *fake.Cluster) { fake.Get[*storagev1.CSINode](c, "node-2").Spec.Drivers = nil }, "registration",
 		[]string{"Node/node-2", "does not know the driver"}},
 	"a volume on a node that is gone": {func(c *fake.Cluster) {
@@ -365,6 +364,10 @@ var faults = map[string]struct {
 		c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
 		c.Answer(controller1, "driver", "/readyz", 200, "ok: 0 of 2 nodes answer\n10.0.0.2:9810: refused our certificate: remote error: tls: expired certificate")
 	}, "router", []string{"do not belong together"}},
+	"a silent node without an address": {func(c *fake.Cluster) {
+		c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
+		c.Answer(controller1, "driver", "/readyz", 200, "ok: 1 of 2 nodes answer\nnode-2 (10.0.0.2:9810): it has no address now")
+	}, "router", []string{"does not reach a node", "node-2 (10.0.0.2:9810)"}},
 	"a node twice": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_peers{state="twice"} 2`) }, "router",
 		[]string{"several addresses"}},
 	"no DNS": {func(c *fake.Cluster) { c.Metric(controller1, `causeway_router_discovery_up 0`) }, "router",
@@ -566,6 +569,10 @@ func TestWhatIsOverIsNoFinding(t *testing.T) {
 	}
 }
 
+// notRegisteredYet is the event of a kubelet that does not know the driver.
+const notRegisteredYet = "MountVolume.MountDevice failed for volume \"pv-1\" : kubernetes.io/csi: attacher.MountDevice failed to create " +
+	"newCsiDriverClient: driver name hostpath.csi.causeway.dev not found in the list of registered CSI drivers"
+
 // States of a healthy cluster that look like faults.
 func TestAHealthyClusterMayBeBusy(t *testing.T) {
 	content := func(created metav1.Time) *unstructured.Unstructured {
@@ -602,6 +609,51 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
 			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
 		},
+		"a node that was removed": func(c *fake.Cluster) {
+			fake.Remove[*corev1.Node](c, "node-2")
+			c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
+			c.Answer(controller1, "driver", "/readyz", 200, "ok: 1 of 2 nodes answer\nnode-2 (10.0.0.2:9810): it has no address now")
+		},
+		"a node that starts": func(c *fake.Cluster) {
+			n := fake.Get[*corev1.Node](c, "node-2")
+			n.CreationTimestamp, n.Status.Conditions[0].Status = fake.Ago(time.Minute), corev1.ConditionFalse
+		},
+		"a pod of a new node that pulls its image": func(c *fake.Cluster) {
+			p := fake.Get[*corev1.Pod](c, "causeway-node-2")
+			p.CreationTimestamp, p.Status.Phase = fake.Ago(time.Minute), corev1.PodPending
+			p.Status.Conditions[0].Status = corev1.ConditionFalse
+			delete(c.Pods.Answers, "causeway-node-2:9809/readyz")
+		},
+		"a pod that had no room, and pulls its image": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			fake.Get[*corev1.Pod](c, "app").Spec.NodeName = "node-1"
+			c.Event("Pod", "default", "app", "FailedScheduling", "0/2 nodes are available: 2 node(s) did not have enough free storage.")
+		},
+		"a pod with its volume that runs an init container": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			fake.Get[*corev1.Pod](c, "app").Status.InitContainerStatuses = []corev1.ContainerStatus{
+				{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+			c.Event("Pod", "default", "app", "FailedMount", notRegisteredYet)
+		},
+		"a pod with its volume that pulls its image": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			fake.Get[*corev1.Pod](c, "app").Status.Conditions = []corev1.PodCondition{
+				{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionTrue}}
+			c.Event("Pod", "default", "app", "FailedMount", notRegisteredYet)
+		},
+		"classes that bind immediately": func(c *fake.Cluster) {
+			for _, class := range []string{"causeway-hostpath", "causeway-hostpath-image"} {
+				immediate := storagev1.VolumeBindingImmediate
+				fake.Get[*storagev1.StorageClass](c, class).VolumeBindingMode = &immediate
+			}
+			fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
+		},
+		"a certificate that cert-manager renews": func(c *fake.Cluster) {
+			c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+itoa(int(time.Now().Add(25*24*time.Hour).Unix())))
+		},
 		"a rollout of two nodes": func(c *fake.Cluster) {
 			c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
 			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
@@ -624,8 +676,7 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			claim(c, "c2", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-2").Name
 			pendingPod(c, "c2")
 			fake.Get[*corev1.Pod](c, "app").CreationTimestamp = fake.Ago(time.Minute)
-			c.Event("Pod", "default", "app", "FailedMount", "MountVolume.MountDevice failed for volume \"pv-2\" : kubernetes.io/csi: "+
-				"attacher.MountDevice failed to create newCsiDriverClient: driver name hostpath.csi.causeway.dev not found in the list of registered CSI drivers")
+			c.Event("Pod", "default", "app", "FailedMount", notRegisteredYet)
 		},
 		"a stage during a copy": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name

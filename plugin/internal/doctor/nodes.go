@@ -34,7 +34,8 @@ func firstFew(names []string, n int) string {
 }
 
 // nodes finds nodes with a pod of the driver that are not ready. A dead node and a node that the
-// network separates look the same.
+// network separates look the same. The pods of a Node object that was deleted exist until the garbage
+// collector of pods deletes them.
 func nodes(v *cluster.View) (all []Finding) {
 	seen := map[string]bool{}
 	for _, d := range v.Drivers {
@@ -45,17 +46,13 @@ func nodes(v *cluster.View) (all []Finding) {
 			}
 			seen[name] = true
 			node := v.Node(name)
-			switch {
-			case node == nil:
-				all = append(all, Finding{Severity: Error, Object: "Node/" + name,
-					Cause:    "a pod of the driver is on a node that is no longer in the cluster",
-					Evidence: "Pod/" + p.Name + " has nodeName " + name, Remedy: "replace the node", Page: pageReplace})
-			case !cluster.NodeReady(node):
-				all = append(all, Finding{Severity: Error, Object: "Node/" + name,
-					Cause:    "the node is away: it is down, its kubelet does not run, or the network is cut",
-					Evidence: nodeEvidence(v, node),
-					Remedy:   "bring the node back; if it is gone for good, replace it", Page: pageFailures})
+			if node == nil || cluster.NodeReady(node) || v.ServerNow().Sub(node.CreationTimestamp.Time) < patience {
+				continue
 			}
+			all = append(all, Finding{Severity: Error, Object: "Node/" + name,
+				Cause:    "the node is away: it is down, its kubelet does not run, or the network is cut",
+				Evidence: nodeEvidence(v, node),
+				Remedy:   "bring the node back; if it is gone for good, replace it", Page: pageFailures})
 		}
 	}
 	return all

@@ -128,11 +128,13 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 			return f
 		}
 	}
-	if p.Status.Phase != corev1.PodPending || v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second {
+	age, warnings := v.ServerNow().Sub(p.CreationTimestamp.Time), v.EventsOf("Pod", p)
+	isPulled := p.Spec.NodeName != "" && len(warnings) == 0 && age < patience // a new node has no images
+	if p.Status.Phase != corev1.PodPending || age < 30*time.Second || isPulled {
 		return nil
 	}
 	evidence := podConditions(p)
-	for _, e := range v.EventsOf("Pod", p) {
+	for _, e := range warnings {
 		evidence = append(evidence, e.Reason+": "+e.Message)
 	}
 	text := strings.Join(evidence, "\n")

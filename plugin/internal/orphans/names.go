@@ -1,6 +1,7 @@
 package orphans
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -329,8 +330,11 @@ func nameFlags(w *cluster.Workload) error {
 // decode parses the output of driver list.
 func decode(data []byte) (*inventory.Inventory, error) {
 	var all inventory.Inventory
-	if err := json.Unmarshal(data, &all); err != nil {
-		return nil, fmt.Errorf("the output of driver list is no JSON: %w", err)
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields() // a field of a newer driver could be the reason not to delete an object
+	if err := d.Decode(&all); err != nil {
+		return nil, fmt.Errorf("the output of driver list is not that of this version: use the plugin of the "+
+			"driver's release: %w", err)
 	}
 	if all.Driver == "" || all.Volumes == nil || all.Snapshots == nil {
 		return nil, fmt.Errorf("the output of driver list has no driver, volumes or snapshots")

@@ -249,7 +249,8 @@ func TestNoConclusion(t *testing.T) {
 	if _, err := s.Find(context.Background()); err == nil || !strings.Contains(err.Error(), "node-2") {
 		t.Errorf("a list that fails: %v", err)
 	}
-	for _, output := range []string{"", `{"driver":"x","volumes":[]}`, `{"driver":"x","volumes":[],"snapshots":[]`, `{"volumes":[],"snapshots":[]}`} {
+	for _, output := range []string{"", `{"driver":"x","volumes":[]}`, `{"driver":"x","volumes":[],"snapshots":[]`, `{"volumes":[],"snapshots":[]}`,
+		`{"driver":"x","volumes":[],"snapshots":[{"id":"s","member-of":"g"}]}`} {
 		if all, err := decode([]byte(output)); err == nil {
 			t.Errorf("%s: %+v", output, all)
 		}

@@ -66,7 +66,9 @@ type summary struct {
 	unproven        []string // rows whose message no finding has
 	fired, resolved map[string]bool
 	lasting         map[string]bool
-	early           []string // lasting alerts that fired before their first fault
+	early           []string        // lasting alerts that fired before their first fault
+	beside          map[string]bool // alerts that fired in a step without a fault of theirs
+	unended         []string        // of beside, those that did not end
 	consequences    map[string]bool
 }
 
@@ -119,7 +121,7 @@ func begin(t *testing.T) *scene {
 	t.Helper()
 	s := &scene{prometheus: start(t), examine: doctortest.Build(t, kube), repairs: &[]func(){}, args: &[]string{},
 		summary: &summary{fired: map[string]bool{}, resolved: map[string]bool{}, lasting: map[string]bool{},
-			consequences: map[string]bool{}}}
+			consequences: map[string]bool{}, beside: map[string]bool{}}}
 	s.well()
 	return s
 }
@@ -193,6 +195,7 @@ func (s *scene) run(step step) {
 		s.summary.add(s.summary.fired, all)
 		s.summary.add(s.summary.lasting, lasting)
 	}
+	s.firesBeside(quiet, slices.Concat(alerts, lasting))
 	s.repair()
 	livetest.Until(s.T, "no volume and no snapshot to be left", func() error {
 		left, err := s.try("get", "pv,volumesnapshotcontents", "-o", "name")
@@ -208,7 +211,46 @@ func (s *scene) run(step step) {
 	if server == nil {
 		s.well()
 	}
+	s.isQuiet()
 	s.Logf("%5.1f s for the step", time.Since(began).Seconds())
+}
+
+// firesBeside notes the alerts that have fired since a time and are not expected: consequences of the
+// faults, as all alerts wait for seconds only.
+func (s *scene) firesBeside(since time.Time, expected []string) {
+	s.Helper()
+	names, err := s.firing(time.Since(since))
+	s.must(err)
+	for _, a := range slices.Sorted(maps.Keys(names)) {
+		if !slices.Contains(expected, a) && !s.summary.lasting[a] {
+			s.summary.beside[a] = true
+			s.Logf("a consequence: the alert %s", a)
+		}
+	}
+}
+
+// isQuiet waits until no alert fires, except for those that last for hours.
+func (s *scene) isQuiet() {
+	s.Helper()
+	lasting := map[string]bool{}
+	for _, step := range steps() {
+		for _, f := range step.faults {
+			s.summary.add(lasting, f.lasting)
+		}
+	}
+	start := time.Now()
+	for ; ; time.Sleep(time.Second) {
+		names, err := s.firing(0)
+		maps.DeleteFunc(names, func(a string, _ bool) bool { return lasting[a] })
+		if err == nil && len(names) == 0 {
+			return
+		}
+		if time.Since(start) > *patience {
+			s.summary.unended = append(s.summary.unended, slices.Sorted(maps.Keys(names))...)
+			s.Errorf("after the repair there are the alerts %v, %v", slices.Sorted(maps.Keys(names)), err)
+			return
+		}
+	}
 }
 
 // fireAlready notes the alerts that fire before their fault, because of an earlier one.
@@ -329,6 +371,8 @@ func (s *scene) isSilent(faults []fault) {
 func (s *summary) String() string {
 	names := func(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
 	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor, %d missed %q\nrows without evidence: %d %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
-		"%d ended (%s), %d last for hours (%s), of which fired before their fault: %q", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.unproven), s.unproven, len(s.false), s.false,
-		len(s.fired), names(s.fired), len(s.resolved), names(s.resolved), len(s.lasting), names(s.lasting), s.early)
+		"%d ended (%s), %d last for hours (%s), of which fired before their fault: %q\nalerts of no fault of their step: %d fired (%s), "+
+		"of which did not end: %q", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.unproven), s.unproven, len(s.false), s.false,
+		len(s.fired), names(s.fired), len(s.resolved), names(s.resolved), len(s.lasting), names(s.lasting), s.early,
+		len(s.beside), names(s.beside), s.unended)
 }
