@@ -122,6 +122,8 @@ type Maker struct {
 	Reported string // version in the programs, instead of the release's
 	Labeled  string // version in the labels of images, instead of the release's
 	NoSBOM   bool   // leave the SBOMs out of the images
+	Short    bool   // leave linux/arm64 out of the images, but not out of the programs
+	Other    bool   // have another program in the images than beside them
 }
 
 // GoVersion implements build.Maker.
@@ -194,6 +196,12 @@ func (m Maker) image(r *build.Release, dir, product, archive, suffix string, pla
 		if !m.NoSBOM {
 			files = append(files, oci.File{Path: "/usr/share/sbom/" + product + ".spdx.json", Mode: 0o644,
 				Content: document})
+		}
+		if m.Other {
+			files[0].Content = m.program(r, product+"-other", platform)
+		}
+		if m.Short && platform == "linux/arm64" {
+			continue
 		}
 		images = append(images, oci.Image{Platform: platform, Layers: [][]oci.File{files},
 			Labels: map[string]string{"org.opencontainers.image.version": cmp.Or(m.Labeled, r.Version)}})

@@ -217,7 +217,12 @@ func (c *content) krew(name string, data []byte) error {
 		Metadata struct{ Name string }
 		Spec     struct {
 			Version   string
-			Platforms []struct{ URI, SHA256, Bin string }
+			Platforms []struct {
+				URI, SHA256, Bin string
+				Selector         struct {
+					MatchLabels struct{ OS, Arch string }
+				}
+			}
 		}
 	}
 	if err := yaml.Unmarshal(data, &plugin); err != nil {
@@ -236,6 +241,13 @@ func (c *content) krew(name string, data []byte) error {
 		if p.SHA256 == "" || c.sums[file] != p.SHA256 {
 			return fmt.Errorf("the sum of %s is %s", file, p.SHA256)
 		}
+		on := p.Selector.MatchLabels
+		if goos, arch := platformOf(file); on.OS != goos || on.Arch != arch {
+			return fmt.Errorf("%s is for %s/%s", file, on.OS, on.Arch)
+		}
+		if want := executable("kubectl-"+plugin.Metadata.Name, on.OS); p.Bin != want {
+			return fmt.Errorf("the program in %s is %s, want %s", file, p.Bin, want)
+		}
 		named[file] = true
 	}
 	for _, file := range c.sums.Names() {
@@ -246,28 +258,57 @@ func (c *content) krew(name string, data []byte) error {
 	return nil
 }
 
-// programs checks the programs in an archive: the platform and the version that the linker has set,
-// and the SBOM.
+// platformOf returns the platform in the name of an archive of programs.
+func platformOf(name string) (goos, arch string) {
+	base := strings.TrimSuffix(strings.TrimSuffix(name, ".zip"), ".tar.gz")
+	parts := strings.Split(base, "_")
+	return parts[len(parts)-2], parts[len(parts)-1]
+}
+
+// executable returns the name of the file of a program.
+func executable(program, goos string) string {
+	if goos == "windows" {
+		return program + ".exe"
+	}
+	return program
+}
+
+// ofNodes are the programs of clusters, in an archive for each platform of the images.
+var ofNodes = map[string][]string{
+	"linux":   {"csi-sidecars", "csi-sidecars-node", "driver"},
+	"windows": {"csi-sidecars-node", "driver"}, // controllers run on Linux
+}
+
+// programs checks the programs in an archive: their names, the platform and the version that the
+// linker has set, and the SBOM.
 func (c *content) programs(name string, data []byte) error {
 	files, err := archive.Read(name, data)
 	if err != nil {
 		return err
 	}
-	base, _, _ := strings.Cut(strings.TrimSuffix(name, ".zip"), ".tar.gz")
-	parts := strings.Split(base, "_")
-	goos, arch := parts[len(parts)-2], strings.Join(parts[len(parts)-1:], "")
-	programs := 0
+	goos, arch := platformOf(name)
+	product, _, _ := strings.Cut(name, "_")
+	want := []string{product}
+	if product == "causeway" {
+		want = ofNodes[goos]
+	}
+	var found []string
 	for _, f := range files {
 		if !f.Executable {
 			continue
 		}
-		programs++
 		if err := c.program(f, goos, arch); err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
+		found = append(found, f.Name)
 	}
-	if programs == 0 {
-		return errors.New("no program")
+	names := slices.Clone(want)
+	for i, p := range want {
+		names[i] = executable(p, goos)
+	}
+	slices.Sort(found)
+	if !slices.Equal(found, names) {
+		return fmt.Errorf("the programs are %v, want %v", found, names)
 	}
 	return nil
 }

@@ -99,6 +99,8 @@ func TestMistakesOfABuildAreFound(t *testing.T) {
 		"a plugin's sum":                   {"krew-copy.yaml", "sha256: ", "sha256: 0", "the sum of kubectl-copy_v0.1.0"},
 		"a plugin's address":               {"krew-copy.yaml", "download/v0.1.0/", "download/v0.0.9/", "is not of this release"},
 		"a plugin's platform":              {"krew-copy.yaml", "_linux_arm64", "_linux_amd64", "the sum of"},
+		"a plugin's program":               {"krew-copy.yaml", "bin: kubectl-copy\n", "bin: kubectl-kopy\n", "is kubectl-kopy, want kubectl-copy"},
+		"a plugin's system":                {"krew-copy.yaml", "os: darwin", "os: linux", "_darwin_amd64.tar.gz is for linux/amd64"},
 		"a plugin's version":               {"krew-copy.yaml", "version: v0.1.0", "version: v0.0.9", "the plugin is copy v0.0.9"},
 		"a wrong digest":                   {"image-digests.txt", "driver:v0.1.0@sha256:", "driver:v0.1.0@sha256:0", "differs from the images"},
 		"notes of another version":         {"RELEASE_NOTES.md", "# Causeway v0.1.0", "# Causeway v0.0.9", "not the notes of v0.1.0"},
@@ -157,6 +159,20 @@ func (m made) change(t *testing.T, name string, change func(archive.File) archiv
 	m.write(t, name, out.Bytes())
 }
 
+// TestAMissingProgramIsFound: an archive without one of its programs.
+func TestAMissingProgramIsFound(t *testing.T) {
+	m := makeRelease(t, nil)
+	m.change(t, "causeway_v0.1.0_linux_amd64.tar.gz", func(f archive.File) archive.File {
+		f.Executable = f.Executable && f.Name != "driver"
+		return f
+	})
+	m.again(t)
+	const want = "the programs are [csi-sidecars csi-sidecars-node], want [csi-sidecars csi-sidecars-node driver]"
+	if err := m.verify(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
 // TestEmptyArchivesAreFound: archives with files, but none of the kind that the archive is for.
 func TestEmptyArchivesAreFound(t *testing.T) {
 	m := makeRelease(t, nil)
@@ -170,7 +186,7 @@ func TestEmptyArchivesAreFound(t *testing.T) {
 	})
 	m.again(t)
 	err := m.verify()
-	for _, want := range []string{"linux_amd64.tar.gz: no program", "no image in the manifests"} {
+	for _, want := range []string{"linux_amd64.tar.gz: the programs are [], want [kubectl-copy]", "no image in the manifests"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
@@ -201,8 +217,10 @@ func TestAPluginsPlatformsAreComplete(t *testing.T) {
 // and with a blob that no manifest names.
 func TestImagesOfAnotherBuildAreFound(t *testing.T) {
 	for want, mistake := range map[string]releasetest.Maker{
-		`driver.tar: linux/amd64: the image has the version "v0.0.9"`: {Labeled: "v0.0.9"},
-		"driver.tar: linux/amd64: the image has no SBOM":              {NoSBOM: true},
+		`driver.tar: linux/amd64: the image has the version "v0.0.9"`:                  {Labeled: "v0.0.9"},
+		"driver.tar: linux/amd64: the image has no SBOM":                               {NoSBOM: true},
+		"driver.tar: the images are for [linux/amd64], want [linux/amd64 linux/arm64]": {Short: true},
+		"driver.linux-amd64.spdx.json describes another program":                       {Other: true},
 	} {
 		m := makeRelease(t, func(o *build.Options) { o.Maker = mistake })
 		if err := m.verify(); err == nil || !strings.Contains(err.Error(), want) {

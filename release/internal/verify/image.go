@@ -75,8 +75,16 @@ func (c *content) image(name string, data []byte) error {
 	if want := c.reference(name); !slices.Contains(want, ref) {
 		return fmt.Errorf("the image is %s, want %s", ref, strings.Join(want, " or "))
 	}
-	if err := c.images(&l, ref, top); err != nil {
+	found, err := c.images(&l, ref, top)
+	if err != nil {
 		return err
+	}
+	want := []string{"linux/amd64", "linux/arm64"}
+	if strings.HasSuffix(name, "-windows.tar") {
+		want = []string{"windows/amd64"}
+	}
+	if !slices.Equal(found, want) {
+		return fmt.Errorf("the images are for %v, want %v", found, want)
 	}
 	for file := range l.files {
 		if strings.HasPrefix(file, "blobs/") && !l.used[file] {
@@ -100,35 +108,35 @@ func (c *content) reference(name string) []string {
 	return []string{registry + product + ":" + c.version}
 }
 
-// images checks the index or the only image of an archive, and notes the lines of image-digests.txt.
-func (c *content) images(l *layout, ref string, top descriptor) error {
+// images checks the index or the only image of an archive, notes the lines of image-digests.txt, and
+// returns the platforms, sorted.
+func (c *content) images(l *layout, ref string, top descriptor) (platforms []string, err error) {
 	c.digests = append(c.digests, ref+"@"+top.Digest)
 	manifests := []descriptor{top}
 	if top.MediaType == indexType {
 		data, err := l.blob(top)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var index struct{ Manifests []descriptor }
 		if err := json.Unmarshal(data, &index); err != nil {
-			return err
+			return nil, err
 		}
 		manifests = index.Manifests
 	}
-	if len(manifests) == 0 {
-		return errors.New("no image")
-	}
 	for _, d := range manifests {
 		if d.Platform == nil {
-			return fmt.Errorf("%s: no platform", d.Digest)
+			return nil, fmt.Errorf("%s: no platform", d.Digest)
 		}
 		platform := d.Platform.OS + "/" + d.Platform.Architecture
 		c.digests = append(c.digests, ref+"@"+d.Digest+" "+platform)
 		if err := c.one(l, d, platform); err != nil {
-			return fmt.Errorf("%s: %w", platform, err)
+			return nil, fmt.Errorf("%s: %w", platform, err)
 		}
+		platforms = append(platforms, platform)
 	}
-	return nil
+	slices.Sort(platforms)
+	return platforms, nil
 }
 
 // one checks the image for a platform: its configuration, its layers, its label and its SBOMs.
@@ -161,30 +169,25 @@ func (c *content) one(l *layout, d descriptor, platform string) error {
 	if got := config.Config.Labels["org.opencontainers.image.version"]; got != c.version {
 		return fmt.Errorf("the image has the version %q", got)
 	}
-	sboms := 0
+	var files []archive.File
 	for _, layer := range manifest.Layers {
 		data, err := l.blob(layer)
 		if err != nil {
 			return err
 		}
-		n, err := c.layer(data, strings.ReplaceAll(platform, "/", "-"))
+		more, err := archive.ReadTarGz(bytes.NewReader(data))
 		if err != nil {
 			return fmt.Errorf("layer %s: %w", layer.Digest, err)
 		}
-		sboms += n
+		files = append(files, more...)
 	}
-	if sboms == 0 {
-		return errors.New("the image has no SBOM")
-	}
-	return nil
+	return c.own(files, strings.ReplaceAll(platform, "/", "-"))
 }
 
-// layer compares the SBOMs in a layer with those beside the archive, and returns their number.
-func (c *content) layer(data []byte, platform string) (found int, err error) {
-	files, err := archive.ReadTarGz(bytes.NewReader(data))
-	if err != nil {
-		return 0, err
-	}
+// own compares the SBOMs in the layers of an image with those beside the archive, and the program of
+// each with its SBOM.
+func (c *content) own(files []archive.File, platform string) error {
+	found := 0
 	for _, f := range files {
 		dir, base := path.Split(f.Name)
 		program, ok := strings.CutSuffix(base, ".spdx.json")
@@ -194,15 +197,30 @@ func (c *content) layer(data []byte, platform string) (found int, err error) {
 		name := program + "." + platform + ".spdx.json"
 		beside, err := os.ReadFile(filepath.Join(c.dir, name))
 		if err != nil {
-			return 0, err
+			return err
 		}
 		if !bytes.Equal(beside, f.Content) {
-			return 0, fmt.Errorf("%s is another SBOM than %s in the image", name, f.Name)
+			return fmt.Errorf("%s is another SBOM than %s in the image", name, f.Name)
 		}
-		c.sboms[name] = true
+		programs := 0
+		for _, file := range files {
+			if strings.TrimSuffix(path.Base(file.Name), ".exe") != program {
+				continue
+			}
+			programs++
+			if err := c.described(program, platform, file.Content); err != nil {
+				return fmt.Errorf("%s in the image: %w", file.Name, err)
+			}
+		}
+		if programs != 1 {
+			return fmt.Errorf("the image has %d programs %s, want 1", programs, program)
+		}
 		found++
 	}
-	return found, nil
+	if found == 0 {
+		return errors.New("the image has no SBOM")
+	}
+	return nil
 }
 
 // listed compares image-digests.txt with the images.
