@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -776,6 +777,30 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		c := fake.Healthy()
 		inject(c)
 		if r := examine(t, c); len(r.Findings) != 1 {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
+// A pod may end between the list of pods and the question to it.
+func TestAPodThatEndsDuringAnUpdateIsNoFinding(t *testing.T) {
+	for name, end := range map[string]func(c *fake.Cluster){
+		"after the list": func(c *fake.Cluster) {
+			maps.DeleteFunc(c.Pods.Answers, func(port string, _ cluster.Answer) bool { return strings.HasPrefix(port, "causeway-node-2:") })
+		},
+		"before the list": func(c *fake.Cluster) {
+			p, end := fake.Get[*corev1.Pod](c, "causeway-node-2"), fake.Ago(0)
+			p.DeletionTimestamp, p.Finalizers = &end, []string{"a/b"}
+		},
+	} {
+		c := fake.Healthy()
+		c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
+		fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
+		if r := examine(t, c); len(r.Findings) != 2 {
+			t.Errorf("%s: with the pod: %+v, want findings of router and capacity", name, r)
+		}
+		end(c)
+		if r := examine(t, c); len(r.Findings) > 0 {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
