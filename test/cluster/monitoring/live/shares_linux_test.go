@@ -129,7 +129,8 @@ func (s *scene) serve() {
 	s.must(shares.WriteSecret(s.anyhow(), kube, shares.ControllerSecret, server))
 	set := []string{"smb.enabled=true", "smb.shares.private.source=" + server.Source(), "smb.shares.private.secretName=" + shares.ControllerSecret,
 		"smb.controller.replicas=1", "smb.node.nodeSelector.causeway\\.dev/none=none"}
-	s.must(upgrade(s.anyhow(), kube, "--set-string="+strings.Join(set[1:3], ","), "--set="+set[0]+","+set[3], "--set-string="+set[4]))
+	s.must(upgrade(s.anyhow(), kube, "--set-string="+strings.Join(set[1:3], ","), "--set="+set[0]+","+set[3], "--set-string="+set[4],
+		"--set-json=smb.controller.extraArgs="+`["--health-monitor-list-volumes-interval=5s"]`))
 	endShares = func(s *scene) {
 		s.must(upgrade(s.anyhow(), kube, "--set=smb.enabled=false"))
 		s.must(server.Close())
