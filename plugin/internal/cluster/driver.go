@@ -48,7 +48,10 @@ func (w *Workload) Object() string { return w.Kind + "/" + w.Name }
 type Pod struct {
 	*corev1.Pod
 	// Asked reports whether the pod runs, so that its ports were asked.
-	Asked                           bool
+	Asked bool
+	// Ended reports whether the pod was deleted while the view was gathered: its answers do not count, and
+	// Asked is false.
+	Ended                           bool
 	DriverReady, SidecarsReady      Answer
 	DriverMetrics, SidecarsMetrics  Metrics
 	DriverMetricsErr, SidecarErrors error // why there are no metrics

@@ -78,6 +78,21 @@ func (g *gatherer) find(ctx context.Context) ([]*Driver, error) {
 	return found, nil
 }
 
+// ended notes the pods of a driver that were deleted after podsOf.
+func (g *gatherer) ended(ctx context.Context, d *Driver) error {
+	now, err := g.client.Kube.CoreV1().Pods(d.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, p := range d.Pods() {
+		p.Ended = p.DeletionTimestamp == nil && !slices.ContainsFunc(now.Items, func(n corev1.Pod) bool {
+			return n.Name == p.Name && n.UID == p.UID && n.DeletionTimestamp == nil
+		})
+		p.Asked = p.Asked && !p.Ended
+	}
+	return nil
+}
+
 // podsOf reads the pods of the workloads of a driver.
 func (g *gatherer) podsOf(ctx context.Context, d *Driver) error {
 	all, err := g.client.Kube.CoreV1().Pods(d.Namespace).List(ctx, metav1.ListOptions{})
@@ -293,6 +308,12 @@ func (g *gatherer) ask(ctx context.Context) {
 		}
 	}
 	_ = run.Wait() // the errors are in the pods
+	for _, d := range g.view.Drivers {
+		g.note(PodList, g.ended(ctx, d))
+		for _, p := range d.Pods() {
+			g.note(Answers, p.unanswered())
+		}
+	}
 }
 
 // NodeReady reports whether a node has the condition Ready.
@@ -308,18 +329,23 @@ func (g *gatherer) askPod(ctx context.Context, p *Pod) {
 	p.DriverReady, p.SidecarsReady = get(driverPort, "/readyz"), get(sidecarsPort, "/readyz")
 	p.DriverMetrics, p.DriverMetricsErr = metrics(get(driverPort, "/metrics"))
 	p.SidecarsMetrics, p.SidecarErrors = metrics(get(sidecarsPort, "/metrics"))
+}
+
+// unanswered returns an error for the ports of a pod that have not answered.
+func (p *Pod) unanswered() error {
 	var failed []string
 	for what, err := range map[string]error{"/readyz of the driver": p.DriverReady.Err,
 		"/readyz of the sidecars": p.SidecarsReady.Err,
 		"/metrics of the driver":  p.DriverMetricsErr, "/metrics of the sidecars": p.SidecarErrors} {
-		if err != nil && running(p.Pod) {
+		if err != nil && p.Asked && running(p.Pod) {
 			failed = append(failed, fmt.Sprintf("%s: %v", what, err))
 		}
 	}
-	if len(failed) > 0 {
-		slices.Sort(failed)
-		g.note(Answers, fmt.Errorf("%s: %s", p.Name, strings.Join(failed, "; ")))
+	if len(failed) == 0 {
+		return nil
 	}
+	slices.Sort(failed)
+	return fmt.Errorf("%s: %s", p.Name, strings.Join(failed, "; "))
 }
 
 // running reports whether all containers of a pod run, so that its ports should answer.

@@ -79,21 +79,24 @@ func looksUp(v *cluster.View, p *cluster.Pod) bool {
 // justReplaced is the age of a pod up to which the router may not have connected to it.
 const justReplaced = time.Minute
 
-// starting returns the number of nodes whose pod ends, has just started, is not ready, or does not answer
-// as it ended after the list, as in an update: the router may not reach as many nodes. A pod on a node
-// that is away does not count.
+// starting returns the number of nodes whose pod ends, does not exist yet, has just started, or is not
+// ready, as in an update: the router may not reach as many nodes. A pod on a node that is away does not
+// count.
 func starting(v *cluster.View, d *cluster.Driver) int {
 	nodes, now := map[string]bool{}, v.ServerNow()
 	for _, p := range d.NodePods() {
 		node := v.Node(p.Spec.NodeName)
-		ends := p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced
-		isAway := node == nil || !cluster.NodeReady(node)
+		ends := p.Ended || p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced
 		if ends || now.Sub(p.CreationTimestamp.Time) < justReplaced ||
-			!isAway && (!p.Ready() || p.Asked && p.DriverReady.Err != nil) {
+			!p.Ready() && node != nil && cluster.NodeReady(node) {
 			nodes[p.Spec.NodeName] = true
 		}
 	}
-	return len(nodes)
+	absent := 0
+	for _, w := range d.Nodes {
+		absent += max(0, int(w.Desired)-len(w.Pods))
+	}
+	return len(nodes) + absent
 }
 
 // removed returns the number of silent nodes in the answer of a router that have left the cluster: the
@@ -284,8 +287,7 @@ func capacity(v *cluster.View) (all []Finding) {
 		}
 		for _, p := range d.NodePods() {
 			node := v.Node(p.Spec.NodeName)
-			ends := p.DeletionTimestamp != nil || p.Asked && p.DriverReady.Err != nil // after the list
-			if node == nil || ends || !p.Ready() || !cluster.NodeReady(node) || v.ServerNow().Sub(
+			if node == nil || p.Ended || p.DeletionTimestamp != nil || !p.Ready() || !cluster.NodeReady(node) || v.ServerNow().Sub(
 				p.CreationTimestamp.Time) < 5*time.Minute {
 				continue
 			}

@@ -782,26 +782,35 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 	}
 }
 
-// A pod may end between the list of pods and the question to it.
+// A pod may end before, while and after it is asked.
 func TestAPodThatEndsDuringAnUpdateIsNoFinding(t *testing.T) {
-	for name, end := range map[string]func(c *fake.Cluster){
-		"after the list": func(c *fake.Cluster) {
-			maps.DeleteFunc(c.Pods.Answers, func(port string, _ cluster.Answer) bool { return strings.HasPrefix(port, "causeway-node-2:") })
-		},
+	const name = "causeway-node-2"
+	for when, end := range map[string]func(c *fake.Cluster){
 		"before the list": func(c *fake.Cluster) {
-			p, end := fake.Get[*corev1.Pod](c, "causeway-node-2"), fake.Ago(0)
+			p, end := fake.Get[*corev1.Pod](c, name), fake.Ago(0)
 			p.DeletionTimestamp, p.Finalizers = &end, []string{"a/b"}
 		},
+		"after the list": func(c *fake.Cluster) {
+			c.Ends = name
+			maps.DeleteFunc(c.Pods.Answers, func(port string, _ cluster.Answer) bool { return strings.HasPrefix(port, name+":") })
+		},
+		"after its first answer": func(c *fake.Cluster) {
+			c.Ends = name
+			delete(c.Pods.Answers, name+":9809/metrics")
+		},
+		"after its answers":      func(c *fake.Cluster) { c.Ends = name },
+		"while it is not ready":  func(c *fake.Cluster) { c.Ends = name; c.Answer(name, "driver", "/readyz", 503, "ends") },
+		"before its replacement": func(c *fake.Cluster) { fake.Remove[*corev1.Pod](c, name) },
 	} {
 		c := fake.Healthy()
 		c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
 		fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
 		if r := examine(t, c); len(r.Findings) != 2 {
-			t.Errorf("%s: with the pod: %+v, want findings of router and capacity", name, r)
+			t.Errorf("%s: with the pod: %+v, want findings of router and capacity", when, r)
 		}
 		end(c)
-		if r := examine(t, c); len(r.Findings) > 0 {
-			t.Errorf("%s: %+v", name, r)
+		if r := examine(t, c); len(r.Findings)+len(r.NotChecked) > 0 {
+			t.Errorf("%s: %+v", when, r)
 		}
 	}
 }

@@ -51,7 +51,9 @@ type Cluster struct {
 	Denied  func(authorizationv1.ResourceAttributes) bool
 	// Refuse makes the lists and reads of a resource fail.
 	Refuse map[string]error
-	Raw    map[string]string // answers of the API server by path; all others are forbidden
+	// Ends is a pod of the driver that is deleted after the first list of the driver's pods.
+	Ends string
+	Raw  map[string]string // answers of the API server by path; all others are forbidden
 	// Admit is asked for the dry run of a pod.
 	Admit func(*corev1.Pod) error
 	// OnPod gives a new pod its status, as a kubelet does.
@@ -374,6 +376,16 @@ func (c *Cluster) Clients() *Clients {
 		return err != nil, nil, err
 	}
 	kube.PrependReactor("list", "*", refuse)
+	seen := 0
+	kube.PrependReactor("list", "pods", func(a clienttesting.Action) (bool, kruntime.Object, error) {
+		if a.GetNamespace() != Namespace || c.Ends == "" {
+			return false, nil, nil
+		}
+		if seen++; seen == 2 {
+			return false, nil, kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), Namespace, c.Ends)
+		}
+		return false, nil, nil
+	})
 	kube.PrependReactor("get", "*", refuse)
 	dynamic.PrependReactor("list", "*", refuse)
 	kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, kruntime.Object, error) {
