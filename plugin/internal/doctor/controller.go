@@ -106,7 +106,9 @@ func removed(v *cluster.View, d *cluster.Driver, body string) (n int) {
 	for line := range strings.Lines(body) {
 		id, rest, _ := strings.Cut(line, " (")
 		if strings.HasSuffix(strings.TrimSpace(rest), "): it has no address now") &&
-			!slices.ContainsFunc(v.Nodes, func(n corev1.Node) bool { return n.Name == id || n.Labels[d.Name+"/node"] == id }) {
+			!slices.ContainsFunc(v.Nodes, func(n corev1.Node) bool {
+				return n.Name == id || n.Labels[d.Name+"/node"] == id
+			}) {
 			n++
 		}
 	}
@@ -287,8 +289,9 @@ func capacity(v *cluster.View) (all []Finding) {
 		}
 		for _, p := range d.NodePods() {
 			node := v.Node(p.Spec.NodeName)
-			if node == nil || p.Ended || p.DeletionTimestamp != nil || !p.Ready() || !cluster.NodeReady(node) || v.ServerNow().Sub(
-				p.CreationTimestamp.Time) < 5*time.Minute {
+			ends := p.Ended || p.DeletionTimestamp != nil
+			if node == nil || ends || !p.Ready() || !cluster.NodeReady(node) ||
+				v.ServerNow().Sub(p.CreationTimestamp.Time) < 5*time.Minute {
 				continue
 			}
 			if key := node.Labels[d.Name+"/node"]; key != "" && !published[key] {

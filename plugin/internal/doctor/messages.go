@@ -193,7 +193,8 @@ var callMessages = []message{
 		"delete the class and make it again with another csi.storage.k8s.io/fstype: a pending claim is retried; a "+
 			"bound claim keeps the type of its PersistentVolume, so make it again, too", ""),
 	known(`not the filesystem expected`, "the image has no filesystem that can be mounted or repaired automatically",
-		"see dmesg on the node; to repair the image by hand, end the pods of the volume and copy the image before e2fsck", pagePodStart),
+		"see dmesg on the node; to repair the image by hand, end the pods of the volume and copy the image before "+
+			"e2fsck", pagePodStart),
 	known(`write the staging record in`, "the state directory of the driver is gone, full or read-only on the node",
 		"repair the disk of the kubelet's directory; if the directory was removed, restart the driver of the node", pagePodStart),
 	known(`cannot copy it at a point in time`, "the volume is mounted, and the filesystem of the root has no reflinks",
