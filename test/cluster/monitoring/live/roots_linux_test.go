@@ -1,8 +1,6 @@
 package live
 
 import (
-	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -52,11 +50,11 @@ func rootSteps() []step {
 					s.later(func() { s.on(nodes[1], "umount -l "+root) })
 					s.on(nodes[1], "mount -t tmpfs none "+root)
 				}},
-			{name: "a pod with an inline volume", // after the disk that is mounted over
+			{name: "a pod with an inline volume", // after the lost root
 				rows:  []string{"A pod does not end: UNAVAILABLE, with an inline volume"},
 				named: []want{{"pods-that-end", "Pod/default/inline", "a pod with a volume does not end", "see the log of the driver", pagePodEnd}},
 				cause: func(s *scene) {
-					s.isUnready(nodes[1]) // until then the driver removes the volume from the root that it has open
+					s.finds(notReady(0, "the root is lost", "--lost-roots")) // the driver of before has the root open
 					s.kubectl("delete", "pod", "inline", "--wait=false")
 				}},
 		}},
@@ -252,26 +250,14 @@ func (s *scene) rootInMemory() {
 	s.restartDriver(nodes[1])
 }
 
-// inlineVolume starts a pod with an inline volume on the second node.
+// inlineVolume starts a pod with an inline volume on the first node.
 func (s *scene) inlineVolume() {
 	s.Helper()
 	s.later(func() { s.kubectl("delete", "pod", "inline", "--ignore-not-found") })
-	s.apply(strings.Replace(pod("inline", nodes[1].Name), "volumes: []",
+	s.apply(strings.Replace(pod("inline", nodes[0].Name), "volumes: []",
 		"volumes: [{name: inline, csi: {driver: "+driverName+", volumeAttributes: {size: 1Mi}}}]", 1))
 	livetest.Until(s.T, "the pod with an inline volume", func() error {
 		_, err := s.try("wait", "pod/inline", "--for=condition=Ready", "--timeout=10s")
-		return err
-	})
-}
-
-// isUnready waits until the driver of a node is not ready.
-func (s *scene) isUnready(n local.Node) {
-	s.Helper()
-	livetest.Until(s.T, "the driver of "+n.Name+" not to be ready", func() error {
-		got, err := s.Query(fmt.Sprintf("causeway_ready{instance=~%q} == 0", s.address(n.Name)+":.*"))
-		if err == nil && len(got) == 0 {
-			err = errors.New("it is ready")
-		}
 		return err
 	})
 }
