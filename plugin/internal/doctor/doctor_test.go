@@ -655,6 +655,11 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		"a certificate that cert-manager renews": func(c *fake.Cluster) {
 			c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+itoa(int(time.Now().Add(25*24*time.Hour).Unix())))
 		},
+		"a driver that starts again": func(c *fake.Cluster) {
+			c.Answer(node1, "driver", "/readyz", 503, "the driver is starting\n")
+			fake.Get[*corev1.Pod](c, node1).Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "driver",
+				State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: fake.Ago(time.Minute)}}}}
+		},
 		"a rollout of two nodes": func(c *fake.Cluster) {
 			c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
 			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
@@ -759,6 +764,11 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 	for name, inject := range map[string]func(c *fake.Cluster){
 		"a snapshot without an end": func(c *fake.Cluster) { c.Custom = append(c.Custom, content(fake.Ago(time.Hour))) },
 		"a share":                   func(c *fake.Cluster) { started(c, time.Hour) },
+		"a driver that starts for long": func(c *fake.Cluster) {
+			c.Answer(node1, "driver", "/readyz", 503, "the driver is starting\n")
+			fake.Get[*corev1.Pod](c, node1).Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "driver",
+				State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: fake.Ago(3 * time.Minute)}}}}
+		},
 		"a partition during an update": func(c *fake.Cluster) {
 			c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
 			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)

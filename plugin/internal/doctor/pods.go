@@ -220,7 +220,7 @@ func driverReady(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.Pods() {
 			a := p.DriverReady
-			if !p.Asked || a.Err != nil || a.Status == 200 {
+			if !p.Asked || a.Err != nil || a.Status == 200 || starts(v, p) {
 				continue
 			}
 			m, ok := explain(a.Body, driverMessages)
@@ -232,6 +232,15 @@ func driverReady(v *cluster.View) (all []Finding) {
 		}
 	}
 	return all
+}
+
+// starts reports whether the driver of a pod has not looked at its storage yet, and started not long ago.
+func starts(v *cluster.View, p *cluster.Pod) bool {
+	return strings.TrimSpace(p.DriverReady.Body) == "the driver is starting" &&
+		slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+			return s.Name == "driver" && s.State.Running != nil &&
+				v.ServerNow().Sub(s.State.Running.StartedAt.Time) < patience
+		})
 }
 
 // sidecarsReady reports sidecars that are not ready, with the reason that they give.
