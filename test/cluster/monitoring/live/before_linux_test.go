@@ -31,7 +31,7 @@ func beforeSteps() []step {
 				named: []want{{"node-root", "Node/node-1", "the directory of the volumes is missing", "mkdir -p", page}},
 				cause: on(0, "rmdir "+directory, "mkdir -p "+directory)},
 			{name: "a directory with other files",
-				named: []want{{"node-root", "Node/node-2", "has files of another program", "an empty directory", pageNotReady}},
+				named: []want{{"node-root", "Node/node-2", "has files and no identity.json", "delete nothing", pageNotReady}},
 				cause: on(1, "touch "+directory+"/file", "rm "+directory+"/file")},
 			{name: "a quota",
 				named: []want{{"quota", "ResourceQuota/small", "too small for the pods of the driver", "raise the quota",
