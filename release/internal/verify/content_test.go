@@ -220,7 +220,7 @@ func TestImagesOfAnotherBuildAreFound(t *testing.T) {
 		`driver.tar: linux/amd64: the image has the version "v0.0.9"`:                  {Labeled: "v0.0.9"},
 		"driver.tar: linux/amd64: the image has no SBOM":                               {NoSBOM: true},
 		"driver.tar: the images are for [linux/amd64], want [linux/amd64 linux/arm64]": {Short: true},
-		"driver.linux-amd64.spdx.json describes another program":                       {Other: true},
+		"the image has no program that driver.linux-amd64.spdx.json describes":         {Other: true},
 	} {
 		m := makeRelease(t, func(o *build.Options) { o.Maker = mistake })
 		if err := m.verify(); err == nil || !strings.Contains(err.Error(), want) {
