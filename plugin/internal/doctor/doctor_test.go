@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -351,7 +352,7 @@ var faults = map[string]struct {
 		for _, text := range []string{"x", "y"} {
 			c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = Unavailable desc = node node-2 does not answer: `+text)
 		}
-		fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-2)).LastTimestamp = fake.Ago(5 * time.Minute)
+		fake.Get[*corev1.Event](c, "event-"+strconv.Itoa(len(c.Objects)-2)).LastTimestamp = fake.Ago(5 * time.Minute)
 	}, "deletes", []string{"cannot be deleted", "is away", ": y"}},
 	"a sick volume without an event": {func(c *fake.Cluster) {
 		c.Answer(controller1, "sidecars", "/metrics", 200, `csi_sidecars_volume_health_abnormal{driver_name="x",namespace="default",persistentvolumeclaim="c1",status="DataLoss"} 1
@@ -377,7 +378,7 @@ var faults = map[string]struct {
 		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds 1000")
 	}, "certificates", []string{"has expired", "1970"}},
 	"a certificate that ends in two minutes": {func(c *fake.Cluster) {
-		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+itoa(int(time.Now().Add(2*time.Minute).Unix())))
+		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+strconv.Itoa(int(time.Now().Add(2*time.Minute).Unix())))
 	}, "certificates", []string{"expires in 0 days"}},
 	"a certificate near its end": {func(c *fake.Cluster) {
 		c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+
@@ -481,7 +482,7 @@ var faults = map[string]struct {
 	"a delete that fails": {func(c *fake.Cluster) {
 		volume(c, "pv-1").Status.Phase = corev1.VolumeReleased
 		c.Event("PersistentVolume", "", "pv-1", "VolumeFailedDelete", `rpc error: code = Unavailable desc = node node-2 does not answer: x`)
-		fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-1)).FirstTimestamp = fake.Ago(5 * time.Minute)
+		fake.Get[*corev1.Event](c, "event-"+strconv.Itoa(len(c.Objects)-1)).FirstTimestamp = fake.Ago(5 * time.Minute)
 	}, "deletes", []string{"cannot be deleted", "is away"}},
 	"a snapshot that fails": {func(c *fake.Cluster) {
 		c.Custom = append(c.Custom, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1",
@@ -559,7 +560,7 @@ func TestWhatIsOverIsNoFinding(t *testing.T) {
 	claim(c, "old", corev1.ClaimPending)
 	c.Event("PersistentVolumeClaim", "default", "bound", "ProvisioningFailed", "rpc error: code = Unavailable desc = x")
 	c.Event("PersistentVolumeClaim", "default", "old", "ProvisioningFailed", "rpc error: code = Unavailable desc = x")
-	e := fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-1))
+	e := fake.Get[*corev1.Event](c, "event-"+strconv.Itoa(len(c.Objects)-1))
 	e.LastTimestamp = fake.Ago(time.Hour)
 	c.Event("DaemonSet", fake.Namespace, "causeway-node", "FailedCreate", "violates PodSecurity")
 	young := fake.Get[*corev1.Pod](c, node1)
@@ -585,7 +586,7 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 	}
 	started := func(c *fake.Cluster, ago time.Duration) {
 		c.Metric(controller1, `causeway_share_up{source="//server/share"} 0`)
-		c.Metric(controller1, "process_start_time_seconds "+itoa(int(time.Now().Add(-ago).Unix())))
+		c.Metric(controller1, "process_start_time_seconds "+strconv.Itoa(int(time.Now().Add(-ago).Unix())))
 	}
 	for name, inject := range map[string]func(c *fake.Cluster){
 		"an error of the trash in the past": func(c *fake.Cluster) {
@@ -653,7 +654,7 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
 		},
 		"a certificate that cert-manager renews": func(c *fake.Cluster) {
-			c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+itoa(int(time.Now().Add(25*24*time.Hour).Unix())))
+			c.Metric(node1, "causeway_peer_certificate_expiry_timestamp_seconds "+strconv.Itoa(int(time.Now().Add(25*24*time.Hour).Unix())))
 		},
 		"a driver that starts again": func(c *fake.Cluster) {
 			c.Answer(node1, "driver", "/readyz", 503, "the driver is starting\n")
@@ -747,7 +748,7 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			c.Metric(controller1, `causeway_router_discovery_up 0`)
 			fake.Get[*corev1.Pod](c, controller1).CreationTimestamp = fake.Ago(10 * time.Second)
 			c.Metric(controller2, `causeway_router_discovery_up 0`)
-			c.Metric(controller2, "process_start_time_seconds "+itoa(int(time.Now().Add(-10*time.Second).Unix())))
+			c.Metric(controller2, "process_start_time_seconds "+strconv.Itoa(int(time.Now().Add(-10*time.Second).Unix())))
 		},
 		"a node that just joined": func(c *fake.Cluster) {
 			fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2")
@@ -990,7 +991,7 @@ func TestErrorsOfObjectsThatAClaimNames(t *testing.T) {
 			c := fake.Healthy()
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Hour)
 			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", text)
-			e := fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-1))
+			e := fake.Get[*corev1.Event](c, "event-"+strconv.Itoa(len(c.Objects)-1))
 			e.FirstTimestamp, e.LastTimestamp = fake.Ago(max(ago, 0)), fake.Ago(0)
 			f := examine(t, c).Findings
 			if ago > 0 && ago < tc.after {
@@ -1029,7 +1030,7 @@ func TestTheConditionOfAStatus(t *testing.T) {
 		claim(c, "c1", corev1.ClaimBound)
 		for i, text := range texts {
 			c.Event("PersistentVolumeClaim", "default", "c1", "VolumeConditionAbnormal", text)
-			fake.Get[*corev1.Event](c, "event-"+itoa(len(c.Objects)-1)).LastTimestamp = fake.Ago(time.Duration(10-i) * time.Minute)
+			fake.Get[*corev1.Event](c, "event-"+strconv.Itoa(len(c.Objects)-1)).LastTimestamp = fake.Ago(time.Duration(10-i) * time.Minute)
 		}
 		return c
 	}
@@ -1086,8 +1087,6 @@ func TestHelpersThatWorkAreAWarning(t *testing.T) {
 		}
 	}
 }
-
-func itoa(n int) string { return resource.NewQuantity(int64(n), resource.DecimalSI).String() }
 
 func TestWhatCannotBeReadIsNotChecked(t *testing.T) {
 	for what, check := range map[string]string{"nodes": "nodes", "csidrivers": "csidriver", "persistentvolumeclaims": "claims",
