@@ -184,13 +184,10 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 	for i := range v.PendingPods {
 		p := &v.PendingPods[i]
 		used := driversOf(v, p, volumes)
-		if v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second || len(used) == 0 {
+		if v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second || len(used) == 0 || hasVolumes(p) {
 			continue
 		}
 		object := "Pod/" + p.Namespace + "/" + p.Name
-		if hasVolumes(p) {
-			continue
-		}
 		if e, ok := latest(v, "Pod", p, "FailedMount", "FailedMapVolume", "FailedAttachVolume"); ok {
 			if waits(v, e.Message, p.CreationTimestamp.Time) {
 				continue

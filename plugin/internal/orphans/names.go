@@ -5,7 +5,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"slices"
 	"strconv"
@@ -332,7 +334,11 @@ func decode(data []byte) (*inventory.Inventory, error) {
 	var all inventory.Inventory
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields() // a field of a newer driver could be the reason not to delete an object
-	if err := d.Decode(&all); err != nil {
+	err := d.Decode(&all)
+	if _, end := d.Token(); err == nil && !errors.Is(end, io.EOF) {
+		err = errors.New("there is more after the list")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("the output of driver list is not that of this version: use the plugin of the "+
 			"driver's release: %w", err)
 	}

@@ -250,7 +250,8 @@ func TestNoConclusion(t *testing.T) {
 		t.Errorf("a list that fails: %v", err)
 	}
 	for _, output := range []string{"", `{"driver":"x","volumes":[]}`, `{"driver":"x","volumes":[],"snapshots":[]`, `{"volumes":[],"snapshots":[]}`,
-		`{"driver":"x","volumes":[],"snapshots":[{"id":"s","member-of":"g"}]}`} {
+		`{"driver":"x","volumes":[],"snapshots":[{"id":"s","member-of":"g"}]}`,
+		`{"driver":"x","volumes":[],"snapshots":[]}{}`, `{"driver":"x","volumes":[],"snapshots":[]}]`} {
 		if all, err := decode([]byte(output)); err == nil {
 			t.Errorf("%s: %+v", output, all)
 		}

@@ -54,7 +54,7 @@ func rootSteps() []step {
 				rows:  []string{"A pod does not end: UNAVAILABLE, with an inline volume"},
 				named: []want{{"pods-that-end", "Pod/default/inline", "a pod with a volume does not end", "see the log of the driver", pagePodEnd}},
 				cause: func(s *scene) {
-					s.finds(notReady(0, "the root is lost", "--lost-roots")) // the driver of before has the root open
+					s.finds(notReady(0, "the root is lost", "--lost-roots")) // the earlier driver has the root open
 					s.kubectl("delete", "pod", "inline", "--wait=false")
 				}},
 		}},

@@ -68,7 +68,7 @@ type summary struct {
 	lasting         map[string]bool
 	early           []string        // lasting alerts that fired before their first fault
 	beside          map[string]bool // alerts that fired in a step without a fault of theirs
-	unended         []string        // of beside, those that did not end
+	unended         []string        // alerts that did not end after the repair
 	consequences    map[string]bool
 }
 
@@ -372,7 +372,7 @@ func (s *summary) String() string {
 	names := func(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
 	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor, %d missed %q\nrows without evidence: %d %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
 		"%d ended (%s), %d last for hours (%s), of which fired before their fault: %q\nalerts of no fault of their step: %d fired (%s), "+
-		"of which did not end: %q", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.unproven), s.unproven, len(s.false), s.false,
+		"alerts that did not end: %q", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.unproven), s.unproven, len(s.false), s.false,
 		len(s.fired), names(s.fired), len(s.resolved), names(s.resolved), len(s.lasting), names(s.lasting), s.early,
 		len(s.beside), names(s.beside), s.unended)
 }
