@@ -254,8 +254,9 @@ func (s *scene) rootInMemory() {
 func (s *scene) inlineVolume() {
 	s.Helper()
 	s.later(func() { s.kubectl("delete", "pod", "inline", "--ignore-not-found") })
-	s.apply(strings.Replace(pod("inline", nodes[0].Name), "volumes: []",
-		"volumes: [{name: inline, csi: {driver: "+driverName+", volumeAttributes: {size: 1Mi}}}]", 1))
+	// The container mounts it: the kubelet skips a volume that no container uses.
+	s.apply(strings.Replace(pod("inline", nodes[0].Name, "inline"), "persistentVolumeClaim: {claimName: inline}",
+		"csi: {driver: "+driverName+", volumeAttributes: {size: 1Mi}}", 1))
 	livetest.Until(s.T, "the pod with an inline volume", func() error {
 		_, err := s.try("wait", "pod/inline", "--for=condition=Ready", "--timeout=10s")
 		return err
