@@ -401,7 +401,7 @@ func (s *store) confirm(ctx context.Context) error {
 func (c *claim) valid() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return age(c.last) < c.life/3
+	return age(c.last) < c.lease
 }
 
 // age returns the time since t by the clock that shows more: the monotonic clock stands still while

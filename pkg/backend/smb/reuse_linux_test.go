@@ -27,7 +27,7 @@ func TestAConnectionIsLostAtSteps(t *testing.T) {
 				t.Parallel()
 				for step, done := int64(0), false; !done; step += int64(stride(5)) {
 					w := newWorld(t, server, smbtest.Share)
-					w.life = testLife
+					w.onlyOneLives()
 					var id string
 					if row.prepare != nil {
 						var err error

@@ -50,7 +50,7 @@ func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 		}
 		paused := make(chan struct{})
 		first, m := w.openMortal(step, paused)
-		first.life = time.Hour
+		first.life, first.lease = time.Hour, time.Hour
 		var confirmed atomic.Bool
 		first.pool.Before = func(op, path string) error {
 			switch {
@@ -270,7 +270,7 @@ func TestACopyWithoutItsSourceLeavesNothing(t *testing.T) {
 			t.Parallel()
 			for step := 0; ; step += stride(9) {
 				w := newWorld(t, server, smbtest.Share)
-				w.life = testLife
+				w.onlyOneLives()
 				second := w.open()
 				id, err := source(w, second)
 				if err != nil {
@@ -373,7 +373,7 @@ func TestAnotherProcessCopies(t *testing.T) {
 func TestADirectoryWithoutARecordIsRemoved(t *testing.T) {
 	for _, swept := range []bool{false, true} {
 		w := newWorld(t, smbtest.Serve(t), smbtest.Share)
-		w.life = testLife
+		w.onlyOneLives()
 		first, second := w.open(), w.open()
 		first.pool.Before = func(op, path string) error {
 			if op == "create" && strings.Contains(path, volumesDir) {

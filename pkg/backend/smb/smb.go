@@ -75,8 +75,9 @@ type Backend struct {
 	cfg    Config
 	pool   *client.Pool
 	shares *shareList
-	owner  string // identifies this process in markers
-	life   time.Duration
+	owner  string        // identifies this process in markers
+	life   time.Duration // time after which a marker that does not change belongs to a process that has ended
+	lease  time.Duration // time after its last change in which a marker of this process is valid
 	// markerAge is the time after which a marker that has not changed is removed. It is long: the
 	// repetition of a call reads the markers of the call.
 	markerAge time.Duration
@@ -113,7 +114,7 @@ func open(cfg Config, life time.Duration) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{cfg: cfg, pool: client.NewPool(), shares: shares, owner: random(), life: life,
-		markerAge: 24 * time.Hour, jobs: jobs.New(),
+		lease: life / 3, markerAge: 24 * time.Hour, jobs: jobs.New(),
 		copies: map[string]*fair.Slots{}, seen: map[string]sighting{}, emptying: map[string]bool{},
 		stuck: map[string]int{}, prepared: map[string]bool{}}
 	b.probes.ask = client.Answers

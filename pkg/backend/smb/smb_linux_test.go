@@ -25,6 +25,7 @@ type world struct {
 	shares          string
 	krb5Conf        string
 	life            time.Duration
+	lease           time.Duration // 0: a third of life
 }
 
 func TestMain(m *testing.M) {
@@ -121,6 +122,9 @@ func (w *world) openOn(images mounter.Images) *Backend {
 		Report: func(err error) { w.Log(err) }}, w.life)
 	if err != nil {
 		w.Fatal(err)
+	}
+	if w.lease > 0 {
+		b.lease = w.lease
 	}
 	w.Cleanup(func() { b.Close() })
 	return b
