@@ -15,6 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 	"github.com/causeway-csi/causeway/plugin/internal/doctor"
 	"github.com/causeway-csi/causeway/plugin/internal/orphans"
+	"github.com/causeway-csi/causeway/plugin/internal/safe"
 	"github.com/causeway-csi/causeway/plugin/internal/status"
 )
 
@@ -73,8 +74,8 @@ func orphansCommand() command {
 				"VolumeSnapshotContent")
 			fs.BoolVar(&f.NoGroups, "expect-no-groups", false, "judge members of group snapshots even if the "+
 				"cluster has no VolumeGroupSnapshotContent")
-			fs.BoolVar(&f.NoneNamed, "expect-none-named", false, "report all volumes as orphans if no object names "+
-				"any of them")
+			fs.BoolVar(&f.NoneNamed, "expect-none-named", false, "judge volumes, snapshots and members of "+
+				"groups also if no object names any of them")
 			fs.StringVar(&f.program, "program", "/driver", "path of the driver in its image")
 			fs.BoolVar(&f.delete, "delete", false, "delete the orphans, or those with the given IDs, after a "+
 				"confirmation")
@@ -120,13 +121,19 @@ func (s session) orphans(ctx context.Context, f *orphansFlags, ids []string) err
 	if err := s.print(report); err != nil {
 		return err
 	}
-	switch {
-	case f.delete:
+	if f.delete {
 		return s.deleteOrphans(ctx, &orphans.Deletion{Search: search, Report: report, Wait: f.wait, Poll: time.Second,
 			Log: s.err, DespitePending: f.pending}, ids, f.yes)
-	case len(report.Orphans) > 0:
+	}
+	return orphansLeft(report, 0)
+}
+
+// orphansLeft returns the exit code of a report after a number of its orphans was deleted.
+func orphansLeft(r orphans.Report, deleted int) error {
+	switch {
+	case len(r.Orphans) > deleted:
 		return errCode(codeOrphans)
-	case !report.Judged():
+	case !r.Judged():
 		return errCode(codeError)
 	}
 	return nil
@@ -155,7 +162,7 @@ func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, ids []s
 		all = some
 	}
 	if len(all) == 0 {
-		return nil
+		return orphansLeft(d.Report, 0)
 	}
 	if err := d.Check(); err != nil {
 		return fmt.Errorf("nothing was deleted: %w", err)
@@ -173,7 +180,7 @@ func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, ids []s
 			if errors.Is(err, orphans.ErrUnknown) {
 				result = "may be deleted"
 			}
-			fmt.Fprintf(s.err, "%s %s %s: %v\n", o.What, o.ID, result, err)
+			fmt.Fprintf(s.err, "%s %s %s: %s\n", o.What, o.ID, result, safe.Text(err.Error()))
 			continue
 		}
 		fmt.Fprintf(s.out, "%s %s deleted\n", o.What, o.ID)
@@ -181,7 +188,7 @@ func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, ids []s
 	if failed > 0 {
 		return fmt.Errorf("the delete of %d of %d orphans failed", failed, len(all))
 	}
-	return nil
+	return orphansLeft(d.Report, len(all))
 }
 
 // confirm asks for the number of orphans.

@@ -22,6 +22,7 @@ import (
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 	"github.com/causeway-csi/causeway/plugin/internal/doctor"
 	"github.com/causeway-csi/causeway/plugin/internal/fake"
+	"github.com/causeway-csi/causeway/plugin/internal/orphans"
 	"github.com/causeway-csi/causeway/plugin/internal/status"
 )
 
@@ -124,6 +125,25 @@ func TestOrphansAndTheirConfirmation(t *testing.T) {
 	if _, log, code := execute(t, withOrphan(), "1\n", "orphans", "--settle=0s", "--delete", "--wait=10ms"); code != 1 ||
 		!strings.Contains(log, "does not become Released") {
 		t.Errorf("exit %d: %s", code, log)
+	}
+}
+
+func TestTheExitCodeAfterADelete(t *testing.T) {
+	for _, tc := range []struct {
+		orphans, deleted int
+		notJudged        string
+		want             error
+	}{
+		{0, 0, "", nil},
+		{2, 2, "", nil},
+		{2, 1, "", errCode(codeOrphans)},
+		{2, 1, "a reason", errCode(codeOrphans)},
+		{2, 2, "a reason", errCode(codeError)},
+	} {
+		r := orphans.Report{Orphans: make([]orphans.Orphan, tc.orphans), Snapshots: orphans.Count{NotJudged: tc.notJudged}}
+		if err := orphansLeft(r, tc.deleted); err != tc.want {
+			t.Errorf("%+v: %v", tc, err)
+		}
 	}
 }
 

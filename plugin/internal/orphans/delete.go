@@ -114,8 +114,8 @@ func (d *Deletion) Check() error {
 	r := d.Report
 	switch {
 	case !d.Driver.Routed():
-		return errors.New("the storage of the driver is not on nodes: another cluster may have volumes on the same " +
-			"share, and only its objects name them")
+		return errors.New("the storage of the driver is not on nodes: another cluster may have volumes " +
+			"there, and only its objects name them")
 	case len(r.Pending) > 0 && !d.DespitePending:
 		return pendingError(r.Pending)
 	case d.Driver.Controller == nil:
@@ -306,10 +306,24 @@ func (d *Deletion) gone(ctx context.Context, r *reservation) error {
 	}
 	events, listErr := d.Client.Kube.CoreV1().Events("").List(ctx, metav1.ListOptions{
 		FieldSelector: "type=Warning,involvedObject.name=" + r.name})
-	if listErr == nil && len(events.Items) > 0 {
-		err = errors.Join(err, errors.New(events.Items[len(events.Items)-1].Message))
+	if listErr == nil {
+		if e := newest(events.Items, r.uid); e != nil {
+			err = errors.Join(err, errors.New(e.Message))
+		}
 	}
 	return fmt.Errorf("the reservation %s was not deleted: %w", r.name, err)
+}
+
+// newest returns the newest event about an object, or nil: the name alone may be that of another
+// object, in any namespace.
+func newest(events []corev1.Event, uid types.UID) (last *corev1.Event) {
+	for i := range events {
+		e := &events[i]
+		if e.InvolvedObject.UID == uid && (last == nil || cluster.EventTime(*e).After(cluster.EventTime(*last))) {
+			last = e
+		}
+	}
+	return last
 }
 
 // until waits until an object has a property. Errors: NotFound if the object is gone.

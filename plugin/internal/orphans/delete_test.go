@@ -418,3 +418,18 @@ func TestCheck(t *testing.T) {
 		t.Errorf("%v, %d", some, others)
 	}
 }
+
+// An event about another object of the same name does not explain why a reservation stays.
+func TestTheNewestEventOfAnObject(t *testing.T) {
+	event := func(uid types.UID, minute int, message string) corev1.Event {
+		return corev1.Event{InvolvedObject: corev1.ObjectReference{UID: uid}, Message: message,
+			LastTimestamp: metav1.NewTime(time.Date(2026, 11, 28, 12, minute, 0, 0, time.UTC))}
+	}
+	events := []corev1.Event{event("1", 1, "old"), event("1", 3, "new"), event("1", 2, "later in the list"), event("2", 4, "of another")}
+	if e := newest(events, "1"); e == nil || e.Message != "new" {
+		t.Errorf("the newest event: %+v", e)
+	}
+	if e := newest(events, "3"); e != nil {
+		t.Errorf("an event of another object: %+v", e)
+	}
+}

@@ -148,8 +148,10 @@ func (s *Search) judge(held *inventory.Inventory, n *names) (Report, error) {
 			members = r.Members.add(members, groups[o.Group], Orphan{"snapshot", o})
 		}
 	}
-	r.Orphans = slices.Concat(r.Orphans, r.Volumes.conclude(volumes), r.Snapshots.conclude(snapshots),
-		r.Members.conclude(members))
+	// A kind without objects was judged above.
+	none := func(kind string) bool { return s.NoneNamed || n.count[kind] == 0 }
+	r.Orphans = slices.Concat(r.Orphans, r.Volumes.conclude(volumes, none(volumeKind)),
+		r.Snapshots.conclude(snapshots, none(contentKind)), r.Members.conclude(members, none(groupKind)))
 	if len(r.Orphans) > 0 && r.Volumes.Named+r.Snapshots.Named+r.Members.Named == 0 && !s.NoneNamed {
 		return Report{}, fmt.Errorf("%w: the driver holds %d volumes and %d snapshots, and no object names any of "+
 			"them. "+
@@ -181,10 +183,15 @@ func (c *Count) add(others []Orphan, named bool, o Orphan) []Orphan {
 	return append(others, o)
 }
 
-// conclude returns all unnamed objects as orphans, or none.
-func (c *Count) conclude(unnamed []Orphan) []Orphan {
-	if len(unnamed) == 0 {
+// conclude returns all unnamed objects as orphans, or none. Unless none may be named, one of the
+// kind must be: a restore from a backup may lack all objects of one kind.
+func (c *Count) conclude(unnamed []Orphan, none bool) []Orphan {
+	switch {
+	case len(unnamed) == 0:
 		c.NotJudged = "" // every object is named
+	case c.NotJudged == "" && c.Named == 0 && !none:
+		c.NotJudged = "no object names any of them. Was the cluster restored from a backup without these objects? " +
+			"If all of them are orphans, use --expect-none-named"
 	}
 	if c.NotJudged != "" {
 		return nil

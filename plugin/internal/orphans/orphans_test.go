@@ -173,6 +173,10 @@ func TestANamedVolumeIsNoOrphan(t *testing.T) {
 		"no volumes":                           {all()[3:], "3/0/0? 2/2/0 3/3/0"},
 		"no snapshots":                         {all()[:3], "3/3/0 2/0/0? 3/0/0?"},
 		"no groups":                            {all()[:5], "3/3/0 2/2/0 3/0/0?"},
+		"only a volume of another driver":      {append(all()[3:], pv("x")), "3/0/0? 2/2/0 3/3/0"},
+		"only a snapshot of another driver":    {append(without(all(), 3, 4), content("x")), "3/3/0 2/0/0? 3/3/0"},
+		"only a group of another driver":       {append(without(all(), 5, 6), groupContent("x")), "3/3/0 2/2/0 3/0/0?"},
+		"only objects of another cluster":      {[]*unstructured.Unstructured{pv("x")}, "3/0/0? 2/0/0? 3/0/0?"},
 		"a claim of another name and a volume": {append(without(all(), 1), pvc("9", "Bound")), "3/2/1 2/2/0 3/3/0 v2"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -191,9 +195,10 @@ func TestTheOperatorMayExpectNothing(t *testing.T) {
 		o       Options
 		want    string
 	}{
-		"no volumes":   {all()[3:], Options{NoVolumes: true}, "3/0/3 2/2/0 3/3/0 v1 v2 v3"},
-		"no groups":    {all()[:5], Options{NoGroups: true}, "3/3/0 2/2/0 3/0/3 m1 m2 m3"},
-		"no snapshots": {all()[:3], Options{NoSnapshots: true}, "3/3/0 2/0/2 3/0/0? s1 s2"},
+		"no volumes":    {all()[3:], Options{NoVolumes: true}, "3/0/3 2/2/0 3/3/0 v1 v2 v3"},
+		"none is named": {append(all()[3:], pv("x")), Options{NoneNamed: true}, "3/0/3 2/2/0 3/3/0 v1 v2 v3"},
+		"no groups":     {all()[:5], Options{NoGroups: true}, "3/3/0 2/2/0 3/0/3 m1 m2 m3"},
+		"no snapshots":  {all()[:3], Options{NoSnapshots: true}, "3/3/0 2/0/2 3/0/0? s1 s2"},
 		"nothing": {nil, Options{NoVolumes: true, NoSnapshots: true, NoGroups: true, NoneNamed: true},
 			"3/0/3 2/0/2 3/0/3 v1 v2 v3 s1 s2 m1 m2 m3"},
 	} {
@@ -222,10 +227,10 @@ func sortedCopy(words []string) []string {
 }
 
 func TestNoConclusion(t *testing.T) {
-	other := pv(volumeid.New(volumeid.Volume, "n1", "of another cluster"))
-	s, _ := search(t, other)
+	s, _ := search(t)
+	s.Options = Options{NoVolumes: true, NoSnapshots: true, NoGroups: true}
 	if r, err := s.Find(context.Background()); !errors.Is(err, ErrNoConclusion) || !strings.Contains(err.Error(), "--expect-none-named") {
-		t.Errorf("objects of another cluster: %s, %v", summary(r), err)
+		t.Errorf("no objects: %s, %v", summary(r), err)
 	}
 	for _, kind := range kinds {
 		c := fake.Healthy()

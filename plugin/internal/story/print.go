@@ -57,7 +57,8 @@ func (s *Story) driverText(w io.Writer) {
 			fmt.Fprintln(w, "  health\tno condition")
 		}
 		for _, c := range r.Health {
-			fmt.Fprintf(w, "  health\t%s, %s: %s\n", c.Status, c.Reason, safe.Text(c.Message))
+			fmt.Fprintf(w, "  health\t%s, %s: %s\n", safe.Cell(string(c.Status)), safe.Cell(c.Reason),
+				safe.Text(c.Message))
 		}
 		for _, o := range r.Snapshots {
 			fmt.Fprintf(w, "  snapshot\t%s\t%s\n", safe.Text(o.ID), o.Created.Format(time.RFC3339))
