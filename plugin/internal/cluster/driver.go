@@ -36,6 +36,7 @@ type Workload struct {
 	Kind, Namespace, Name string
 	Desired, Ready        int32
 	Scheduled             int32 // pods that exist; of a DaemonSet, on the right nodes
+	Rejected              bool  // of a Deployment: the API server rejects new pods
 	Template              corev1.PodTemplateSpec
 	Pods                  []*Pod
 	selector              *metav1.LabelSelector
@@ -186,6 +187,9 @@ func drivers(deployments []appsv1.Deployment, daemonSets []appsv1.DaemonSet) (al
 		d := &deployments[i]
 		w := &Workload{Kind: "Deployment", Namespace: d.Namespace, Name: d.Name, Desired: 1,
 			Ready: d.Status.ReadyReplicas, Scheduled: d.Status.Replicas, Template: d.Spec.Template,
+			Rejected: slices.ContainsFunc(d.Status.Conditions, func(c appsv1.DeploymentCondition) bool {
+				return c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue
+			}),
 			selector: d.Spec.Selector}
 		if d.Spec.Replicas != nil {
 			w.Desired = *d.Spec.Replicas

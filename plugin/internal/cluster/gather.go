@@ -93,7 +93,7 @@ func (g *gatherer) ended(ctx context.Context, d *Driver) error {
 	return nil
 }
 
-// podsOf reads the pods of the workloads of a driver.
+// podsOf reads the pods of the workloads of a driver, without those that have ended.
 func (g *gatherer) podsOf(ctx context.Context, d *Driver) error {
 	all, err := g.client.Kube.CoreV1().Pods(d.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -105,7 +105,9 @@ func (g *gatherer) podsOf(ctx context.Context, d *Driver) error {
 			return err
 		}
 		for i := range all.Items {
-			if p := &all.Items[i]; selector.Matches(labels.Set(p.Labels)) {
+			p := &all.Items[i]
+			over := p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded // replaced, and kept
+			if !over && selector.Matches(labels.Set(p.Labels)) {
 				w.Pods = append(w.Pods, &Pod{Pod: p})
 			}
 		}
@@ -310,10 +312,30 @@ func (g *gatherer) ask(ctx context.Context) {
 	_ = run.Wait() // the errors are in the pods
 	for _, d := range g.view.Drivers {
 		g.note(PodList, g.ended(ctx, d))
+	}
+	g.note(Answers, g.unanswered())
+}
+
+// unanswered returns an error for the pods whose ports have not answered: the reasons of the first, and
+// the names of others.
+func (g *gatherer) unanswered() (err error) {
+	var others []string
+	for _, d := range g.view.Drivers {
 		for _, p := range d.Pods() {
-			g.note(Answers, p.unanswered())
+			switch e := p.unanswered(); {
+			case e == nil:
+			case err == nil:
+				err = e
+			default:
+				others = append(others, p.Name)
+			}
 		}
 	}
+	if n := len(others); n > 0 {
+		const shown = 10
+		err = fmt.Errorf("%w; and %d other pods: %s", err, n, strings.Join(others[:min(n, shown)], ", "))
+	}
+	return err
 }
 
 // NodeReady reports whether a node has the condition Ready.

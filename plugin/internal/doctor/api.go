@@ -88,23 +88,23 @@ func snapshotCRDs(v *cluster.View) (all []Finding) {
 		object := d.Controller.Object()
 		for _, gv := range []schema.GroupVersion{cluster.SnapshotVersion, cluster.GroupVersion} {
 			f := Finding{Severity: Error, Object: object, Page: pageCRDs}
+			if gv == cluster.GroupVersion { // an installation may do without them: groupSnapshotClass.create
+				f.Severity = Note
+			}
 			switch {
 			case v.Serves(gv):
 				continue
+			case gv == cluster.GroupVersion && d.SMB():
+				continue // shares have no groups
 			case len(v.Groups[gv.Group]) > 0:
-				f.Cause = "the CRDs of " + gv.Group + " are too old"
+				f.Cause = "the CRDs of " + gv.Group + " are too old: the driver makes no such snapshots"
 				f.Evidence = fmt.Sprintf("the API server has %s, and the snapshotter needs %s",
 					strings.Join(v.Groups[gv.Group], ", "), gv.Version)
 				f.Remedy = "upgrade the CRDs and the snapshot controller"
-			case gv == cluster.GroupVersion && v.Serves(cluster.SnapshotVersion) && d.SMB():
-				continue // shares have no groups
 			default:
 				f.Cause = "the CRDs of " + gv.Group + " are missing: the driver makes no such snapshots"
 				f.Evidence = "the API server does not serve the group " + gv.Group
 				f.Remedy = "install the CRDs, and a snapshot controller if the cluster has none"
-				if gv == cluster.GroupVersion {
-					f.Severity = Warning
-				}
 			}
 			all = append(all, f)
 		}

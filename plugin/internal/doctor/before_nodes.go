@@ -126,7 +126,7 @@ func (b before) nodeRoot(v *cluster.View) []Finding {
 		switch f.Root {
 		case probe.Absent:
 			return one(Error, "the directory of the volumes is missing", b.Root+" does not exist", "mount the disk of "+
-				"the node there, or mkdir -p "+b.Root, pageDirectory)
+				"the node there; only if it was never on a disk of its own, mkdir -p "+b.Root, pageDirectory)
 		case probe.Other:
 			return one(Error, "the path of the volumes is no directory", b.Root+" is a file, or a component of it is",
 				"remove the file, or choose another hostpath.root", pageDirectory)

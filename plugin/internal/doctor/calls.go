@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -183,20 +184,20 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 	volumes := ours(v)
 	for i := range v.PendingPods {
 		p := &v.PendingPods[i]
-		used := driversOf(v, p, volumes)
-		if v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second || len(used) == 0 || hasVolumes(p) {
+		used := volumesOf(v, p, volumes)
+		if v.ServerNow().Sub(p.CreationTimestamp.Time) < 30*time.Second || len(used.drivers) == 0 || hasVolumes(p) {
 			continue
 		}
 		object := "Pod/" + p.Namespace + "/" + p.Name
-		if e, ok := latest(v, "Pod", p, "FailedMount", "FailedMapVolume", "FailedAttachVolume"); ok {
+		if e, d, ok := failedMount(v, p, used); ok {
 			if waits(v, e.Message, p.CreationTimestamp.Time) {
 				continue
 			}
-			all = append(all, called(used, object, "the volume cannot be mounted", e.Message, pagePodStart,
+			all = append(all, called(d, object, "the volume cannot be mounted", e.Message, pagePodStart,
 				missingVolume, wrongMount, noSecret))
-		} else if e, ok := latest(v, "Pod", p, "FailedScheduling"); ok && p.Spec.NodeName == "" &&
+		} else if e, ok := latest(v, "Pod", p, "FailedScheduling"); ok && p.Spec.NodeName == "" && !used.others &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
-			f := called(used, object, "the pod cannot be scheduled", e.Message, pagePending)
+			f := called(used.drivers, object, "the pod cannot be scheduled", e.Message, pagePending)
 			f.Severity = Warning
 			all = append(all, f)
 		}
@@ -213,26 +214,62 @@ func hasVolumes(p *corev1.Pod) bool {
 		func(s corev1.ContainerStatus) bool { return s.State.Running != nil || s.State.Terminated != nil })
 }
 
-// driversOf returns the drivers of the volumes of a pod.
-func driversOf(v *cluster.View, p *corev1.Pod, volumes map[string]*cluster.Driver) (all []*cluster.Driver) {
+// podVolumes are the volumes of a pod.
+type podVolumes struct {
+	drivers []*cluster.Driver
+	named   map[string]*cluster.Driver // by the name in an event: a PersistentVolume, or an inline volume
+	others  bool                       // there are claims of other drivers
+}
+
+// volumesOf returns the volumes of a pod. volumes are the drivers of PersistentVolumes.
+func volumesOf(v *cluster.View, p *corev1.Pod, volumes map[string]*cluster.Driver) podVolumes {
+	all := podVolumes{named: map[string]*cluster.Driver{}}
+	add := func(name string, d *cluster.Driver) {
+		all.drivers, all.named[name] = append(all.drivers, d), d
+	}
 	for _, vol := range p.Spec.Volumes {
 		if vol.CSI != nil && v.Driver(vol.CSI.Driver) != nil {
-			all = append(all, v.Driver(vol.CSI.Driver))
+			add(vol.Name, v.Driver(vol.CSI.Driver))
 		}
 		if vol.PersistentVolumeClaim == nil {
 			continue
 		}
-		for i := range v.Claims {
-			c := &v.Claims[i]
-			if c.Namespace != p.Namespace || c.Name != vol.PersistentVolumeClaim.ClaimName {
-				continue
-			}
-			if d := cmp.Or(volumes[c.Spec.VolumeName], ofOurClass(v, c)); d != nil {
-				all = append(all, d)
-			}
+		i := slices.IndexFunc(v.Claims, func(c corev1.PersistentVolumeClaim) bool {
+			return c.Namespace == p.Namespace && c.Name == vol.PersistentVolumeClaim.ClaimName
+		})
+		var d *cluster.Driver
+		if i >= 0 {
+			d = cmp.Or(volumes[v.Claims[i].Spec.VolumeName], ofOurClass(v, &v.Claims[i]))
 		}
+		if d == nil {
+			all.others = true
+			continue
+		}
+		add(v.Claims[i].Spec.VolumeName, d)
 	}
 	return all
+}
+
+// inEvent has the name of the volume in an event of the kubelet or of the controller of attachments.
+var inEvent = regexp.MustCompile(`^[A-Za-z. ]*failed for volume "([^"]*)"`)
+
+// failedMount returns the newest recent event of a failed mount of one of the volumes of a pod, with the
+// driver of the volume. An event without a volume counts if the pod has no volumes of others.
+func failedMount(v *cluster.View, p *corev1.Pod, used podVolumes) (corev1.Event, []*cluster.Driver, bool) {
+	for _, e := range v.EventsOf("Pod", p) {
+		if v.ServerNow().Sub(cluster.EventTime(e)) >= recent ||
+			!slices.Contains([]string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}, e.Reason) {
+			continue
+		}
+		m := inEvent.FindStringSubmatch(e.Message)
+		switch {
+		case m == nil && !used.others:
+			return e, used.drivers, true
+		case m != nil && used.named[m[1]] != nil:
+			return e, []*cluster.Driver{used.named[m[1]]}, true
+		}
+	}
+	return corev1.Event{}, nil, false
 }
 
 // deletes finds PersistentVolumes that cannot be deleted.

@@ -79,16 +79,16 @@ func looksUp(v *cluster.View, p *cluster.Pod) bool {
 // justReplaced is the age of a pod up to which the router may not have connected to it.
 const justReplaced = time.Minute
 
-// starting returns the number of nodes whose pod ends, does not exist yet, has just started, or is not
-// ready, as in an update: the router may not reach as many nodes. A pod on a node that is away does not
-// count.
+// starting returns the number of nodes whose pod ends, does not exist yet, has just started, or has not
+// been ready for a short time, as in an update: the router may not reach as many nodes. A pod on a node
+// that is away does not count.
 func starting(v *cluster.View, d *cluster.Driver) int {
 	nodes, now := map[string]bool{}, v.ServerNow()
 	for _, p := range d.NodePods() {
 		node := v.Node(p.Spec.NodeName)
 		ends := p.Ended || p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced
 		if ends || now.Sub(p.CreationTimestamp.Time) < justReplaced ||
-			!p.Ready() && node != nil && cluster.NodeReady(node) {
+			unready(p, now) && node != nil && cluster.NodeReady(node) {
 			nodes[p.Spec.NodeName] = true
 		}
 	}
@@ -97,6 +97,17 @@ func starting(v *cluster.View, d *cluster.Driver) int {
 		absent += max(0, int(w.Desired)-len(w.Pods))
 	}
 	return len(nodes) + absent
+}
+
+// unready reports whether a pod is not ready, and was ready or did not exist less than patience ago.
+func unready(p *cluster.Pod, now time.Time) bool {
+	since := p.CreationTimestamp.Time
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady && c.LastTransitionTime.After(since) {
+			since = c.LastTransitionTime.Time
+		}
+	}
+	return !p.Ready() && now.Sub(since) < patience
 }
 
 // removed returns the number of silent nodes in the answer of a router that have left the cluster: the
@@ -117,11 +128,12 @@ func removed(v *cluster.View, d *cluster.Driver, body string) (n int) {
 
 // certificateMessages are the reasons for which the two sides reject each other.
 var certificateMessages = []message{
-	known(`has expired|is not valid before`, "a certificate has expired, or a clock is wrong",
+	known(`has expired|expired certificate|is not valid before`, "a certificate has expired, or a clock is wrong",
 		"renew the certificates", pageCerts),
-	known(`wrong CA|unknown certificate authority|refused our certificate|bad certificate`,
-		"the certificates of router and nodes do not belong together",
+	known(`wrong CA|unknown certificate authority`, "the certificates of router and nodes do not belong together",
 		"write the secrets of both sides again, from one CA", pageCerts),
+	known(`refused our certificate|bad certificate`, "a node rejects the certificate of the router: its name or its usage is wrong",
+		"the log of the node has the reason; make the certificate of the router again", pageCerts),
 	known(`has a certificate for|wrong name`, "a node has the certificate of another node",
 		"give the node its own certificate, or set --peer-server if all nodes share one", pageRouter),
 	known(`it is the driver`, "an address of the Service belongs to another driver",

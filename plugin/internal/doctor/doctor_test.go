@@ -101,12 +101,20 @@ func volume(c *fake.Cluster, name string) *corev1.PersistentVolume {
 	return pv
 }
 
-// pendingPod is a pod that waits for a claim.
-func pendingPod(c *fake.Cluster, claim string) {
-	c.Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "app", CreationTimestamp: fake.Ago(5 * time.Minute)},
-		Spec: corev1.PodSpec{Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}}},
-		Status: corev1.PodStatus{Phase: corev1.PodPending}})
+// pendingPod is a pod that waits for claims.
+func pendingPod(c *fake.Cluster, claims ...string) {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "app", CreationTimestamp: fake.Ago(5 * time.Minute)},
+		Status: corev1.PodStatus{Phase: corev1.PodPending}}
+	for _, claim := range claims {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}})
+	}
+	c.Add(p)
+}
+
+// notReadySince is the condition of a pod that was ready before.
+func notReadySince(ago time.Duration) corev1.PodCondition {
+	return corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: fake.Ago(ago)}
 }
 
 // endingPod is a pod with a claim on node-1 whose grace period ended some time ago.
@@ -171,9 +179,7 @@ var faults = map[string]struct {
 	}, "csidriver", []string{"podInfoOnMount"}},
 	"no CRDs of snapshots": {func(c *fake.Cluster) { delete(c.Groups, "snapshot.storage.k8s.io") }, "snapshot-crds",
 		[]string{"snapshot.storage.k8s.io are missing", "install the CRDs"}},
-	"no CRDs of groups": {func(c *fake.Cluster) { delete(c.Groups, "groupsnapshot.storage.k8s.io") }, "snapshot-crds",
-		[]string{"groupsnapshot.storage.k8s.io are missing"}},
-	"old CRDs": {func(c *fake.Cluster) { c.Groups["groupsnapshot.storage.k8s.io"] = []string{"v1alpha1", "v1beta1"} }, "snapshot-crds",
+	"old CRDs": {func(c *fake.Cluster) { c.Groups["snapshot.storage.k8s.io"] = []string{"v1alpha1", "v1beta1"} }, "snapshot-crds",
 		[]string{"too old", "v1beta1"}},
 	"a class of another driver": {func(c *fake.Cluster) {
 		fake.Get[*storagev1.StorageClass](c, "causeway-hostpath").Provisioner = "hostpath.csi.causeway.example"
@@ -222,7 +228,7 @@ var faults = map[string]struct {
 		p := fake.Get[*corev1.Pod](c, node1)
 		p.Status.Phase = corev1.PodPending
 		c.Event("Pod", fake.Namespace, node1, "FailedMount", `hostPath type check failed, /var/lib/causeway is not a directory, unable to determine its type: path does not exist`)
-	}, "pods", []string{"a directory is missing", "/var/lib/causeway"}},
+	}, "pods", []string{"a directory is missing", "mount the disk of the node there", "/var/lib/causeway"}},
 	"no secret": {func(c *fake.Cluster) {
 		fake.Get[*corev1.Pod](c, node1).Status.Phase = corev1.PodPending
 		c.Event("Pod", fake.Namespace, node1, "FailedMount", `MountVolume.SetUp failed for volume "certs" : secret "causeway-nodes-tls" not found`)
@@ -338,6 +344,39 @@ var faults = map[string]struct {
 		pendingPod(c, "c1")
 		c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = NotFound desc = volume h`)
 	}, "pods-with-volumes", []string{"does not exist on its node", "look for the directory", "bring the disk back; only if"}},
+	"a volume beside one of another driver and a ConfigMap": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+		pendingPod(c, "c1", "ebs")
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "pv-1" : rpc error: code = NotFound desc = volume h`)
+		fake.Get[*corev1.Event](c, "event-"+strconv.Itoa(len(c.Objects)-1)).LastTimestamp = fake.Ago(5 * time.Minute)
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.NewMounter initialization failed for volume "pvc-ebs" : rpc error: code = Internal desc = x`)
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "config" : configmap "x" not found`)
+	}, "pods-with-volumes", []string{"does not exist on its node"}},
+	"an inline volume that cannot be mounted": {func(c *fake.Cluster) {
+		pendingPod(c)
+		fake.Get[*corev1.Pod](c, "app").Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{
+			CSI: &corev1.CSIVolumeSource{Driver: fake.Driver}}}}
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "scratch" : rpc error: code = DeadlineExceeded desc = x`)
+	}, "pods-with-volumes", []string{"cannot serve the call"}},
+	"a rejected update": {func(c *fake.Cluster) {
+		fake.Get[*appsv1.Deployment](c, "causeway-controller").Status.Conditions = []appsv1.DeploymentCondition{
+			{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue}}
+		c.Event("ReplicaSet", fake.Namespace, "causeway-controller-7f", "FailedCreate", `admission webhook "x" denied the request: no`)
+	}, "admission", []string{"admission policy", "denied"}},
+	"a partition beside a node that is not ready for long": {func(c *fake.Cluster) {
+		fake.Get[*corev1.Pod](c, node1).Status.Conditions[0] = notReadySince(time.Hour)
+		c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
+		c.Answer(controller1, "driver", "/readyz", 200, "ok: 1 of 2 nodes answer\nnode-2 (10.0.0.2:9810): connection refused")
+	}, "router", []string{"does not reach a node", "node-2"}},
+	"a storage whose health cannot be read": {func(c *fake.Cluster) {
+		c.Metric(node1, `causeway_storage_conditions{reason="NoAnswer"} 1`)
+	}, "storage-metrics", []string{"NoAnswer", "dmesg"}},
+	"a share that is full": {func(c *fake.Cluster) {
+		c.Metric(controller1, `causeway_storage_conditions{reason="ShareFull"} 1`)
+	}, "storage-metrics", []string{"ShareFull", "extend its filesystem"}},
+	"a condition of another backend": {func(c *fake.Cluster) {
+		c.Metric(node1, `causeway_storage_conditions{reason="PoolOffline"} 1`)
+	}, "storage-metrics", []string{"the storage has the condition PoolOffline"}},
 	"a stage that hangs": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 		pendingPod(c, "c1")
@@ -365,7 +404,15 @@ var faults = map[string]struct {
 	"an expired certificate": {func(c *fake.Cluster) {
 		c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
 		c.Answer(controller1, "driver", "/readyz", 200, "ok: 0 of 2 nodes answer\n10.0.0.2:9810: refused our certificate: remote error: tls: expired certificate")
+	}, "router", []string{"a certificate has expired", "renew"}},
+	"a certificate of another CA": {func(c *fake.Cluster) {
+		c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
+		c.Answer(controller1, "driver", "/readyz", 200, "ok: 0 of 2 nodes answer\n10.0.0.2:9810: refused our certificate: remote error: tls: unknown certificate authority")
 	}, "router", []string{"do not belong together"}},
+	"a certificate with a wrong name": {func(c *fake.Cluster) {
+		c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
+		c.Answer(controller1, "driver", "/readyz", 200, "ok: 0 of 2 nodes answer\n10.0.0.2:9810: refused our certificate: remote error: tls: bad certificate")
+	}, "router", []string{"its name or its usage is wrong"}},
 	"a silent node without an address": {func(c *fake.Cluster) {
 		c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
 		c.Answer(controller1, "driver", "/readyz", 200, "ok: 1 of 2 nodes answer\nnode-2 (10.0.0.2:9810): it has no address now")
@@ -664,7 +711,36 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		"a rollout of two nodes": func(c *fake.Cluster) {
 			c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
 			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
-			fake.Get[*corev1.Pod](c, "causeway-node-2").Status.Conditions[0].Status = corev1.ConditionFalse
+			fake.Get[*corev1.Pod](c, "causeway-node-2").Status.Conditions[0] = notReadySince(time.Minute)
+		},
+		"an update to another version": func(c *fake.Cluster) {
+			fake.Get[*corev1.Pod](c, node1).Spec.Containers[0].Image = "ghcr.io/causeway-csi/driver:v0.9.0"
+			fake.Get[*corev1.Pod](c, "causeway-node-2").CreationTimestamp = fake.Ago(time.Minute)
+		},
+		"a pod that has failed, and was replaced": func(c *fake.Cluster) {
+			old := fake.Get[*corev1.Pod](c, controller2).DeepCopy()
+			old.Name, old.UID, old.Status.Phase = "causeway-controller-old", "old", corev1.PodFailed
+			old.Spec.Containers[0].Image = "ghcr.io/causeway-csi/driver:v0.9.0"
+			c.Add(old)
+		},
+		"sidecars that a secret has delayed": func(c *fake.Cluster) {
+			c.Answer(controller1, "sidecars", "/readyz", 503, "waiting for the API server")
+			statuses := fake.Get[*corev1.Pod](c, controller1).Status.ContainerStatuses
+			for i := range statuses {
+				statuses[i].State.Running = &corev1.ContainerStateRunning{StartedAt: fake.Ago(10 * time.Second)}
+			}
+		},
+		"a volume of another driver that cannot be mounted": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1", "ebs")
+			c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pvc-ebs" : rpc error: code = NotFound desc = volume x`)
+			c.Event("Pod", "default", "app", "FailedMount", `Unable to attach or mount volumes: unmounted volumes=[ebs]: timed out waiting for the condition`)
+			c.Event("Pod", "default", "app", "FailedScheduling", "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+		},
+		"no ConfigMap": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			c.Event("Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "config" : configmap "x" not found`)
 		},
 		"a call of a sidecar that was replaced": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(time.Minute)
@@ -1064,6 +1140,41 @@ func TestTheConditionOfAStatus(t *testing.T) {
 	c = build(over...)
 	c.Refuse["events"] = errors.New("forbidden: no right")
 	expect(c, "cause is not known", "events could not be read: forbidden")
+}
+
+// The chart is installed without the class of group snapshots if the cluster has no CRDs for it.
+func TestNoCRDsOfGroupsIsANote(t *testing.T) {
+	for _, tc := range []struct {
+		versions []string
+		smb      bool
+		want     string // "": no note
+	}{
+		{nil, false, "groupsnapshot.storage.k8s.io are missing"},
+		{[]string{"v1beta2"}, false, "groupsnapshot.storage.k8s.io are too old"},
+		{nil, true, ""},
+		{[]string{"v1beta2"}, true, ""},
+	} {
+		c := fake.Healthy()
+		if delete(c.Groups, "groupsnapshot.storage.k8s.io"); len(tc.versions) > 0 {
+			c.Groups["groupsnapshot.storage.k8s.io"] = tc.versions
+		}
+		if tc.smb {
+			args := &fake.Get[*appsv1.Deployment](c, "causeway-controller").Spec.Template.Spec.Containers[0].Args
+			*args = append(*args, "--backend=smb")
+		}
+		var notes []string
+		for _, f := range examine(t, c).Notes {
+			notes = append(notes, f.Check+": "+f.Cause)
+		}
+		if got := strings.Join(notes, "\n"); (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
+			t.Errorf("%+v: the notes are %q", tc, got)
+		}
+		for _, f := range examine(t, c).Findings {
+			if f.Check == "snapshot-crds" {
+				t.Errorf("%+v: %+v", tc, f)
+			}
+		}
+	}
 }
 
 // A tenant can make a Deployment with the labels of this project. It is no driver, and no fault.

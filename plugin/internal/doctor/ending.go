@@ -19,7 +19,7 @@ func podsThatEnd(v *cluster.View) (all []Finding) {
 		p := &v.EndingPods[i]
 		node := v.Node(p.Spec.NodeName)
 		if p.DeletionTimestamp == nil || now.Sub(p.DeletionTimestamp.Time) < patience ||
-			len(driversOf(v, p, volumes)) == 0 || node != nil && !cluster.NodeReady(node) {
+			len(volumesOf(v, p, volumes).drivers) == 0 || node != nil && !cluster.NodeReady(node) {
 			continue
 		}
 		all = append(all, Finding{Severity: Error, Object: "Pod/" + p.Namespace + "/" + p.Name,

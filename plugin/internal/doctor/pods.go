@@ -71,11 +71,11 @@ func noPods(w *cluster.Workload) Finding {
 }
 
 // admission finds pods that the API server rejects. The events stay for an hour, so they count only
-// while pods are missing.
+// while pods are missing, or while the pods of an update are rejected.
 func admission(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, w := range d.Workloads() {
-			if int32(len(w.Pods)) >= w.Desired {
+			if int32(len(w.Pods)) >= w.Desired && !w.Rejected {
 				continue
 			}
 			for _, e := range v.Events {
@@ -243,13 +243,22 @@ func starts(v *cluster.View, p *cluster.Pod) bool {
 		})
 }
 
+// sidecarsStart reports whether the sidecars of a pod started less than 30 s ago. An image or a secret
+// may have delayed them.
+func sidecarsStart(v *cluster.View, p *cluster.Pod) bool {
+	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		return strings.HasPrefix(s.Name, "csi-sidecars") && s.State.Running != nil && s.RestartCount == 0 &&
+			v.ServerNow().Sub(s.State.Running.StartedAt.Time) < 30*time.Second
+	})
+}
+
 // sidecarsReady reports sidecars that are not ready, with the reason that they give.
 func sidecarsReady(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.Pods() {
 			a := p.SidecarsReady
 			age := v.ServerNow().Sub(p.CreationTimestamp.Time)
-			if !p.Asked || a.Err != nil || a.Status == 200 || age < 30*time.Second {
+			if !p.Asked || a.Err != nil || a.Status == 200 || age < 30*time.Second || sidecarsStart(v, p) {
 				continue
 			}
 			m, ok := explain(a.Body, sidecarMessages)
@@ -263,7 +272,8 @@ func sidecarsReady(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// versions finds pods with another image than the rest of their driver, outside of an update.
+// versions finds pods with another image than the rest of their driver. An update goes on while a pod
+// is young or ends.
 func versions(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		images := map[string][]string{}
@@ -272,7 +282,9 @@ func versions(v *cluster.View) (all []Finding) {
 				images[version] = append(images[version], p.Name)
 			}
 		}
-		if len(images) < 2 {
+		if len(images) < 2 || slices.ContainsFunc(d.Pods(), func(p *cluster.Pod) bool {
+			return p.DeletionTimestamp != nil || v.ServerNow().Sub(p.CreationTimestamp.Time) < patience
+		}) {
 			continue
 		}
 		var evidence []string

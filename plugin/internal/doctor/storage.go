@@ -65,7 +65,7 @@ func storageMetrics(v *cluster.View) (all []Finding) {
 					}
 				}
 			}
-			all = slices.Concat(all, lack, trash(p))
+			all = slices.Concat(all, lack, trash(p), otherConditions(p))
 		}
 	}
 	return all
@@ -110,6 +110,40 @@ func trash(p *cluster.Pod) (all []Finding) {
 					"flags there (lsattr -R, chattr -i), delete nothing there, and restart the driver",
 				Page: pageStorage})
 		}
+	}
+	return all
+}
+
+// conditionsOfOthers are reasons of conditions of the storage that other functions or checks report.
+var conditionsOfOthers = []string{"HelpersExhausted", "TrashStuck", "SweepFailed", // storage-metrics
+	"TaskPanicked",                                // its metric
+	"StorageAlmostFull", "StorageInodesExhausted", // storage-space
+	"RootUnusable",                                                             // driver-ready
+	"ServerUnreachable", "CredentialsRejected", "AccessDenied", "ShareMissing"} // shares
+
+// storageConditions are the other known reasons.
+var storageConditions = map[string]message{
+	"NoAnswer": {cause: "the driver could not read the health of its storage within 5 s (NoAnswer)",
+		remedy: "see the log of the driver, and dmesg on the node: its disk may stall", page: pageStorage},
+	"ShareFull": {cause: "less than 2 % of a share is available (ShareFull): writes to volumes will fail",
+		remedy: "delete files on the share, or extend its filesystem", page: pageSMB + "#conditions"},
+}
+
+// otherConditions finds the conditions of the storage that no other function reports, also those of a
+// backend that is not known here.
+func otherConditions(p *cluster.Pod) (all []Finding) {
+	for _, s := range p.DriverMetrics.Samples("causeway_storage_conditions") {
+		reason := s.Labels["reason"]
+		if s.Value == 0 || slices.Contains(conditionsOfOthers, reason) {
+			continue
+		}
+		m, ok := storageConditions[reason]
+		if !ok {
+			m = message{cause: fmt.Sprintf("the storage has the condition %.64s", reason),
+				remedy: "see the log of the driver", page: pageStorage}
+		}
+		all = append(all, Finding{Severity: Warning, Object: p.Object() + nodeOf(p), Cause: m.cause,
+			Evidence: "causeway_storage_conditions " + s.String(), Remedy: m.remedy, Page: m.page})
 	}
 	return all
 }

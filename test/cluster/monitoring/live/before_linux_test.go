@@ -28,7 +28,7 @@ func beforeSteps() []step {
 	steps := []step{
 		{name: "before: directories", faults: []fault{
 			{name: "no directory",
-				named: []want{{"node-root", "Node/node-1", "the directory of the volumes is missing", "mkdir -p", page}},
+				named: []want{{"node-root", "Node/node-1", "the directory of the volumes is missing", "mount the disk", page}},
 				cause: on(0, "rmdir "+directory, "mkdir -p "+directory)},
 			{name: "a directory with other files",
 				named: []want{{"node-root", "Node/node-2", "has files and no identity.json", "delete nothing", pageNotReady}},

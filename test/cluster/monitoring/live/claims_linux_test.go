@@ -158,7 +158,8 @@ func claimSteps() []step {
 		{name: "a driver with few files",
 			rows:  []string{"Errors of any call: UNAVAILABLE, `too many open files`, `cannot allocate memory`"},
 			named: []want{{"claims", "PersistentVolumeClaim/default/few", "too few files", "raise the limit", pageTrouble + "#errors-of-any-call"}},
-			also:  []want{{check: "driver-ready", object: "on node-1"}},
+			also: []want{{check: "driver-ready", object: "on node-1"}, // the kubelet restarts it
+				{"claims", "PersistentVolumeClaim/default/few", "a node that the call needs is away", "", ""}},
 			cause: func(s *scene) {
 				const find = "p=$(pgrep -f '^/usr/bin/driver --mode=node'); "
 				s.later(func() { s.on(nodes[0], find+"prlimit --pid $p --nofile=1024:") })

@@ -66,3 +66,26 @@ func TestARowNeedsItsMessage(t *testing.T) {
 		}
 	}
 }
+
+// TestAnObjectHasItsWholeName: the finding of another fault does not count.
+func TestAnObjectHasItsWholeName(t *testing.T) {
+	for _, tc := range []struct {
+		object, part string
+		want         bool
+	}{
+		{"PersistentVolumeClaim/default/torn", "PersistentVolumeClaim/default/torn", true},
+		{"PersistentVolumeClaim/default/torn-too", "PersistentVolumeClaim/default/torn", false},
+		{"Pod/causeway-node-x on node-1", "on node-1", true},
+		{"Pod/causeway-node-x on node-12", "on node-1", false},
+		{"Pod/causeway-node-x on node-1", "on node-", true},
+		{"Pod/causeway-controller-x/sidecars on node-1", "Pod/causeway-controller-", true},
+		{"share //server/share", "share //", true},
+		{"Deployment/causeway-controller", "causeway-controller", true},
+		{"anything", "", true},
+		{"Pod/default/inline", "Pod/default/other", false},
+	} {
+		if got := names(tc.object, tc.part); got != tc.want {
+			t.Errorf("names(%q, %q) = %v", tc.object, tc.part, got)
+		}
+	}
+}

@@ -59,6 +59,7 @@ var exceptions = map[string]string{
 	"Conditions of a volume: `StagingMountLost`":                                                                                             kubelets,
 	"Conditions of the storage: `RootUnusable`":                                                                                              refers,
 	"Conditions of the storage: `HelpersExhausted`":                                                                                          slow,
+	"Conditions of the storage: `NoAnswer`":                                                                                                  unit,
 	"Conditions of the storage: `TaskPanicked`":                                                                                              defect,
 	"The driver does not start: `--kubelet-dir: … no such file or directory`":                                                                notBefore,
 	"A volume does not grow or change: NodeExpandVolume waits":                                                                               unit,

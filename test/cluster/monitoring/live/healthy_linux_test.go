@@ -14,7 +14,7 @@ const healthy = 100
 
 // TestHealthy runs doctor on a healthy cluster: idle, while claims and snapshots are made and deleted
 // and pods start and end, and during updates of the driver. No run may have a finding, or fail. During
-// the updates a pod that has just started may not answer.
+// the updates a pod that has just started may not answer: then the exit code is 2.
 func TestHealthy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("this needs a cluster")
@@ -34,10 +34,10 @@ func TestHealthy(t *testing.T) {
 	var update time.Duration // of the updates
 	for i := 0; i < healthy || update == 0; i++ {
 		r, code := s.doctor()
-		if len(r.NotChecked) > 0 {
+		if code == 2 {
 			partial++
 		}
-		if len(r.Findings) > 0 || r.Checks == 0 {
+		if len(r.Findings) > 0 || r.Checks == 0 || code != 0 && (code != 2 || update > 0) {
 			findings += len(r.Findings)
 			t.Errorf("run %d, after %v, exit code %d:\n%s", i, time.Since(start), code, r)
 		}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
@@ -38,17 +37,6 @@ func objectSteps() []step {
 					"apply the roles", "docs/explanation/csi-sidecars.md#rights"}},
 				cause: func(s *scene) {
 					s.edit("clusterrole", "causeway-provisioner", `"persistentvolumes"`, `"no-persistentvolumes"`)
-				}},
-			{name: "no CRDs of group snapshots",
-				named: []want{{"snapshot-crds", controller[len("deployment/"):], "groupsnapshot.storage.k8s.io are missing",
-					"install the CRDs", "docs/how-to/install.md#2-the-crds-of-snapshots"}},
-				also: []want{{check: "sidecars-ready"}},
-				cause: func(s *scene) {
-					s.without("volumegroupsnapshotclass", "causeway-hostpath") // it goes with its CRD
-					s.later(func() { s.kubectl("apply", "--server-side", "-k", chart.Directory()+"/crds") })
-					s.kubectl("delete", "crd", "volumegroupsnapshots.groupsnapshot.storage.k8s.io",
-						"volumegroupsnapshotcontents.groupsnapshot.storage.k8s.io",
-						"volumegroupsnapshotclasses.groupsnapshot.storage.k8s.io")
 				}},
 		}},
 		{name: "other objects", faults: []fault{

@@ -124,7 +124,7 @@ func rootSteps() []step {
 		}},
 		{name: "missing roots", faults: []fault{
 			{name: "no directory of the volumes",
-				named: []want{{"pods", "Pod/causeway-node-", "a directory is missing on the node", "mkdir -p",
+				named: []want{{"pods", "Pod/causeway-node-", "a directory is missing on the node", "mount the disk",
 					"docs/how-to/install.md#1-the-nodes-directory"}},
 				also: []want{{check: "router", cause: "does not reach a node"}},
 				cause: func(s *scene) {
@@ -165,7 +165,7 @@ func rootSteps() []step {
 		}},
 		{name: "trash", faults: []fault{
 			{name: "a deleted volume with an immutable file",
-				alerts: []string{"CausewayStorageUnhealthy", "CausewayTrashStuck"},
+				alerts: []string{"CausewayTrashStuck"},
 				rows:   []string{"Conditions of the storage: `TrashStuck`"},
 				named:  []want{{"storage-metrics", "on node-1", "deleted volumes cannot be removed", "lsattr -R", pageStorage}},
 				cause: func(s *scene) {
@@ -174,7 +174,7 @@ func rootSteps() []step {
 					s.on(nodes[0], "chattr +i "+data(id)+"/marker-immutable")
 					s.kubectl("delete", "pvc", "immutable")
 				}},
-			{name: "an incomplete object with a mount",
+			{name: "an incomplete object with a mount", alerts: []string{"CausewayStorageUnhealthy"},
 				rows:  []string{"Conditions of the storage: `SweepFailed`"},
 				named: []want{{"storage-metrics", "on node-2", "an incomplete object of an earlier process", "restart the driver", pageStorage}},
 				also:  []want{restarting},

@@ -21,8 +21,8 @@ import (
 type certificate struct {
 	name     string // of the nodes
 	from, to time.Duration
-	otherCA  bool // of the router
-	both     bool // the times are also those of the router
+	otherCA  bool   // of the router
+	of       string // whose certificate has the times: nodes, router or both; the others are valid
 }
 
 // certificateStep returns a step with one fault of certificates.
@@ -42,22 +42,27 @@ func routerSteps() []step {
 	return []step{
 		certificateStep("an expired certificate", []string{"Errors of the router: `refused our certificate`, `wrong CA`, `has expired`, …"},
 			[]string{"CausewayCertificateExpired", "CausewayCertificateExpires"},
-			certificate{"causeway-nodes", -2 * year, -time.Hour, false, false}, "a certificate has expired", "renew the certificates", pageCerts,
+			certificate{"causeway-nodes", -2 * year, -time.Hour, false, "nodes"}, "a certificate has expired", "renew the certificates", pageCerts,
 			want{check: "certificates", cause: "has expired"}),
-		certificateStep("a certificate of the future", nil, nil, certificate{"causeway-nodes", time.Hour, year, false, false},
+		certificateStep("an expired certificate of the router", nil, []string{"CausewayCertificateExpired", "CausewayCertificateExpires"},
+			certificate{"causeway-nodes", -2 * year, -time.Hour, false, "router"}, "a certificate has expired", "renew the certificates", pageCerts,
+			want{check: "certificates", cause: "has expired"}),
+		certificateStep("a certificate of the future", nil, nil, certificate{"causeway-nodes", time.Hour, year, false, "nodes"},
 			"a certificate has expired, or a clock is wrong", "renew the certificates", pageCerts),
-		certificateStep("two CAs", nil, nil, certificate{"causeway-nodes", -time.Hour, year, true, false},
+		certificateStep("two CAs", nil, nil, certificate{"causeway-nodes", -time.Hour, year, true, "nodes"},
 			"do not belong together", "write the secrets of both sides again", pageCerts),
 		certificateStep("the certificate of another node", []string{"Errors of the router: `node … has a certificate for …`, `the certificate is that of …, and not of …`"}, nil,
-			certificate{"node-77", -time.Hour, year, false, false}, "has the certificate of another node", "give the node its own certificate", pageRouter),
+			certificate{"node-77", -time.Hour, year, false, "nodes"}, "has the certificate of another node", "give the node its own certificate", pageRouter),
 		{name: "a certificate for a day", faults: []fault{{name: "certificate",
 			alerts: []string{"CausewayCertificateExpires", "CausewayCertificateExpired"},
 			named: []want{{"certificates", "Pod/causeway-node-", "expires in 0 days", "renew the certificate",
 				"docs/how-to/certificates.md#rotation"},
 				{"certificates", "Pod/causeway-controller-", "expires in 0 days", "renew the certificate",
 					"docs/how-to/certificates.md#rotation"}},
-			also:  []want{{check: "router"}},
-			cause: func(s *scene) { s.certificates(certificate{"causeway-nodes", -time.Hour, 24 * time.Hour, false, true}) }}}},
+			also: []want{{check: "router"}},
+			cause: func(s *scene) {
+				s.certificates(certificate{"causeway-nodes", -time.Hour, 24 * time.Hour, false, "both"})
+			}}}},
 		{name: "addresses", faults: []fault{
 			{name: "two drivers with one node ID", alerts: []string{"CausewayNodesTwice"},
 				rows: []string{"Errors of the router: `several addresses report the same node: …`, `several addresses report this node: …`"},
@@ -123,13 +128,19 @@ func (s *scene) certificates(c certificate) {
 		router = other
 	}
 	const year = 365 * 24 * time.Hour
-	from, to := -time.Hour, year
-	if c.both {
-		from, to = c.from, c.to
+	times := func(side string) (from, to time.Duration) {
+		if c.of == side || c.of == "both" {
+			return c.from, c.to
+		}
+		return -time.Hour, year
+	}
+	sign := func(by authority, name, side string) [2][]byte {
+		from, to := times(side)
+		return by.sign(s, name, from, to)
 	}
 	for name, pair := range map[string][2][]byte{
-		"causeway-nodes-generated":  ca.sign(s, c.name, c.from, c.to),
-		"causeway-router-generated": router.sign(s, "causeway-router", from, to)} {
+		"causeway-nodes-generated":  sign(ca, c.name, "nodes"),
+		"causeway-router-generated": sign(router, "causeway-router", "router")} {
 		var secret map[string]any
 		saved := s.saved("secret", name)
 		s.must(json.Unmarshal([]byte(saved), &secret))

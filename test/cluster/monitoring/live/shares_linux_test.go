@@ -59,7 +59,8 @@ func shareSteps() []step {
 					s.claimOf(class("within", smbDriver, "Immediate", "source: "+server.Source()+"/around"), "within", "1Mi")
 				}},
 			{name: "a share that is almost full", alerts: []string{"CausewayShareAlmostFull"},
-				also: []want{down},
+				named: []want{{"storage-metrics", "Pod/", "(ShareFull)", "extend its filesystem", "docs/how-to/smb.md#conditions"}},
+				also:  []want{down},
 				cause: func(s *scene) {
 					s.later(func() { s.space(90) })
 					s.space(1)

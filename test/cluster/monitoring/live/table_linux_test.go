@@ -41,8 +41,17 @@ type want struct{ check, object, cause, remedy, page string }
 func is(f finding) func(want) bool { return func(w want) bool { return w.is(f) } }
 
 func (w want) is(f finding) bool {
-	return w.check == f.Check && strings.Contains(f.Object, w.object) && strings.Contains(f.Cause, w.cause) &&
+	return w.check == f.Check && names(f.Object, w.object) && strings.Contains(f.Cause, w.cause) &&
 		strings.Contains(f.Remedy, w.remedy) && (w.page == "" || w.page == f.Page)
+}
+
+// names reports whether an object has a wanted part. A part that ends with a separator may be the begin of
+// a name, other parts not: "torn" is not the begin of "torn-too".
+func names(object, part string) bool {
+	if part == "" || strings.HasSuffix(part, "-") || strings.HasSuffix(part, "/") {
+		return strings.Contains(object, part)
+	}
+	return strings.Contains(object+" ", part+" ") || strings.Contains(object, part+"/")
 }
 
 // step has faults that do not interfere: they are there at the same time.
@@ -70,6 +79,7 @@ type summary struct {
 	beside          map[string]bool // alerts that fired in a step without a fault of theirs
 	unended         []string        // alerts that did not end after the repair
 	consequences    map[string]bool
+	panels          map[string]bool // of the dashboards, empty without faults, that had results
 }
 
 // scene is a step of a test.
@@ -121,7 +131,7 @@ func begin(t *testing.T) *scene {
 	t.Helper()
 	s := &scene{prometheus: start(t), examine: doctortest.Build(t, kube), repairs: &[]func(){}, args: &[]string{},
 		summary: &summary{fired: map[string]bool{}, resolved: map[string]bool{}, lasting: map[string]bool{},
-			consequences: map[string]bool{}, beside: map[string]bool{}}}
+			consequences: map[string]bool{}, beside: map[string]bool{}, panels: map[string]bool{}}}
 	s.well()
 	s.isQuiet() // all alerts wait for seconds only, so the installation causes some
 	return s
@@ -197,6 +207,7 @@ func (s *scene) run(step step) {
 		s.summary.add(s.summary.lasting, lasting)
 	}
 	s.firesBeside(quiet, slices.Concat(alerts, lasting))
+	s.seePanels()
 	s.repair()
 	livetest.Until(s.T, "no volume and no snapshot to be left", func() error {
 		left, err := s.try("get", "pv,volumesnapshotcontents", "-o", "name")
@@ -338,7 +349,7 @@ func (s *scene) judge(r report, faults []fault) {
 	for _, f := range r.Findings {
 		expected := slices.ContainsFunc(faults, func(c fault) bool {
 			return slices.ContainsFunc(slices.Concat(c.named, c.also), func(w want) bool {
-				return w.is(f) || w.check == f.Check && strings.Contains(f.Object, w.object) &&
+				return w.is(f) || w.check == f.Check && names(f.Object, w.object) &&
 					strings.HasPrefix(f.Cause, "the volume is not healthy") // the event with the reason comes later than the metric
 			})
 		})
@@ -370,10 +381,10 @@ func (s *scene) isSilent(faults []fault) {
 }
 
 func (s *summary) String() string {
-	names := func(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
+	list := func(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
 	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor, %d missed %q\nrows without evidence: %d %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
 		"%d ended (%s), %d last for hours (%s), of which fired before their fault: %q\nalerts of no fault of their step: %d fired (%s), "+
-		"alerts that did not end: %q", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.unproven), s.unproven, len(s.false), s.false,
-		len(s.fired), names(s.fired), len(s.resolved), names(s.resolved), len(s.lasting), names(s.lasting), s.early,
-		len(s.beside), names(s.beside), s.unended)
+		"alerts that did not end: %q\npanels without a result on a healthy cluster that had one: %s", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.unproven), s.unproven, len(s.false), s.false,
+		len(s.fired), list(s.fired), len(s.resolved), list(s.resolved), len(s.lasting), list(s.lasting), s.early,
+		len(s.beside), list(s.beside), s.unended, list(s.panels))
 }
