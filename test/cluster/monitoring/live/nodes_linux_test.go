@@ -12,8 +12,7 @@ import (
 // nodeSteps are faults of nodes and of calls.
 func nodeSteps() []step {
 	away := want{"nodes", "Node/node-2", "the node is away", "bring the node back", "docs/how-to/node-failures.md"}
-	effects := []want{{check: "router"}, {check: "capacity"}, {check: "pods"}, {check: "sidecars-ready"}, {check: "driver-ready"},
-		{check: "leaders"}, {check: "workloads"}}
+	effects := []want{restarting, {check: "router", cause: "cannot look up the addresses"}} // the pod of DNS may be there
 	return []step{
 		{name: "a node away", begin: (*scene).retriesLater, faults: []fault{
 			{name: "a node without network",
@@ -51,7 +50,7 @@ func nodeSteps() []step {
 						"hostpath.forgottenNodes", "docs/how-to/replace-a-node.md"},
 					// The cause changes when DNS forgets the address of the node.
 					{"deletes", "PersistentVolume/pvc-", "the volume cannot be deleted", "forgottenNodes", pageRouter}},
-				also: append(effects, want{check: "nodes"}, want{check: "registration"}),
+				also: append(effects, want{check: "nodes", object: "Node/node-2"}, want{check: "registration", object: "Node/node-2"}),
 				cause: func(s *scene) {
 					s.use(volumeOf{name: "lost", node: &nodes[1], without: true})
 					s.later(func() {
@@ -71,7 +70,8 @@ func nodeSteps() []step {
 		}},
 		{name: "calls", faults: []fault{
 			{name: "slow mounts", lasting: []string{"CausewayMountsSlow"},
-				also: []want{{check: "driver-ready"}, {check: "sidecars-ready"}, {check: "pods-with-volumes"}},
+				also: []want{{check: "driver-ready", object: "on node-1"}, {check: "sidecars-ready", object: "on node-1"},
+					{check: "pods-with-volumes", object: "Pod/default/inline"}},
 				cause: func(s *scene) {
 					s.use(volumeOf{name: "first"}) // a rate needs a counter that exists, and grows
 					time.Sleep(5 * time.Second)    // two scrapes

@@ -49,7 +49,6 @@ func objectSteps() []step {
 			{name: "old CRDs of snapshots",
 				named: []want{{"snapshot-crds", "causeway-controller", "snapshot.storage.k8s.io are too old",
 					"upgrade the CRDs", "docs/how-to/install.md#2-the-crds-of-snapshots"}},
-				also:  []want{{check: "sidecars-ready"}},
 				cause: (*scene).oldCRDs},
 			{name: "two installations", alerts: []string{"CausewayTwoLeaders"},
 				named: []want{{"one-installation", driverName, "two installations have the same driver name",

@@ -154,7 +154,7 @@ func podSteps() []step {
 			{name: "no DaemonSet",
 				named: []want{{"workloads", "DaemonSet of " + driverName, "no DaemonSet runs the driver",
 					"apply the chart", "docs/how-to/install.md#objects"}},
-				also:  []want{{check: "router"}, {check: "sidecars-ready"}},
+				also:  []want{restarting},
 				cause: func(s *scene) { s.without("daemonset", "causeway-node") }},
 		}},
 		{name: "an update that is not complete", faults: []fault{

@@ -18,7 +18,7 @@ func notReady(n int, cause, remedy string) want {
 
 // whileNotReady are findings beside notReady.
 func whileNotReady() []want {
-	return []want{{check: "capacity"}, restarting, {check: "sidecars-ready"}, {check: "storage-metrics"}}
+	return []want{restarting, {check: "storage-metrics", cause: "(NoAnswer)"}}
 }
 
 // restarted has the driver of a node start again after a change, and after its repair.

@@ -28,17 +28,16 @@ type certificate struct {
 // certificateStep returns a step with one fault of certificates.
 func certificateStep(name string, rows, alerts []string, c certificate, cause, remedy, page string, also ...want) step {
 	return step{name: name, faults: []fault{{name: "certificate", rows: rows, alerts: alerts,
-		named: []want{{"router", "Pod/causeway-controller-", cause, remedy, page}}, also: append(also, want{check: "capacity"}, restarting),
+		named: []want{{"router", "Pod/causeway-controller-", cause, remedy, page}}, also: append(also, restarting),
 		cause: func(s *scene) { s.certificates(c) }}}}
 }
 
-// restarting is a finding while the pods of all nodes are replaced at once: DNS has no address then.
-var restarting = want{check: "router"}
+// restarting is a finding while pods of nodes are replaced.
+var restarting = want{check: "router", cause: "does not reach a node"}
 
 // routerSteps are faults of the router, its certificates, and of the election of a leader.
 func routerSteps() []step {
 	const pageLeaders, year = "docs/explanation/csi-sidecars.md", 365 * 24 * time.Hour
-	unreachable := want{check: "router", cause: "does not reach a node"}
 	return []step{
 		certificateStep("an expired certificate", []string{"Errors of the router: `refused our certificate`, `wrong CA`, `has expired`, …"},
 			[]string{"CausewayCertificateExpired", "CausewayCertificateExpires"},
@@ -59,7 +58,7 @@ func routerSteps() []step {
 				"docs/how-to/certificates.md#rotation"},
 				{"certificates", "Pod/causeway-controller-", "expires in 0 days", "renew the certificate",
 					"docs/how-to/certificates.md#rotation"}},
-			also: []want{{check: "router"}},
+			also: []want{restarting},
 			cause: func(s *scene) {
 				s.certificates(certificate{"causeway-nodes", -time.Hour, 24 * time.Hour, false, "both"})
 			}}}},
@@ -68,7 +67,7 @@ func routerSteps() []step {
 				rows: []string{"Errors of the router: `several addresses report the same node: …`, `several addresses report this node: …`"},
 				named: []want{{"router", "Pod/causeway-controller-", "several addresses report the same node",
 					"end the wrong driver", pageRouter}},
-				also:  []want{{check: "capacity"}, unreachable}, // a pod that has just ended
+				also:  []want{restarting}, // a pod that has just ended
 				cause: func(s *scene) { s.twin("twin", driverName, nodes[0].Name) }},
 			{name: "an address of another driver", alerts: []string{"CausewayNodesSilent"},
 				rows: []string{"Errors of the router: `it is the driver \"…\", and not …`"},
@@ -94,7 +93,7 @@ func routerSteps() []step {
 		{name: "Service and election", faults: []fault{
 			{name: "no Service",
 				named: []want{{"router", "Pod/causeway-controller-", "cannot look up the addresses", "the Service", pageRouter}},
-				also:  []want{unreachable},
+				also:  []want{restarting},
 				cause: func(s *scene) { s.without("service", "causeway-nodes") }},
 			{name: "replicas without an election", alerts: []string{"CausewayTwoLeaders"},
 				named: []want{{"leaders", "Lease/csi-sidecars-", "several pods lead at the same time", "--leader-election",
