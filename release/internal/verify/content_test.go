@@ -78,7 +78,13 @@ func replace(t *testing.T, content []byte, before, after string) []byte {
 
 // TestMistakesOfABuildAreFound: all signatures and sums of these releases are correct.
 func TestMistakesOfABuildAreFound(t *testing.T) {
-	const archives = "kubectl-copy_v0.1.0_linux_amd64.tar.gz"
+	const (
+		archives      = "kubectl-copy_v0.1.0_linux_amd64.tar.gz"
+		values        = "causeway-0.1.0.tgz/causeway/values.yaml"
+		copyValues    = "causeway-copy-0.1.0.tgz/causeway-copy/values.yaml"
+		manifests     = "causeway-manifests_v0.1.0.tar.gz/causeway-v0.1.0"
+		kustomization = manifests + "/deploy/linux/kustomization.yaml"
+	)
 	m := makeRelease(t, nil)
 	all := m.files(t)
 	for name, tc := range map[string]struct {
@@ -87,9 +93,34 @@ func TestMistakesOfABuildAreFound(t *testing.T) {
 	}{
 		"a chart of another version":       {"causeway-0.1.0.tgz/causeway/Chart.yaml", "version: 0.1.0", "version: 0.2.0", "the chart is causeway 0.2.0"},
 		"a chart for other images":         {"causeway-0.1.0.tgz/causeway/Chart.yaml", "appVersion: v0.1.0", "appVersion: dev", "for dev"},
-		"values with a tag":                {"causeway-0.1.0.tgz/causeway/values.yaml", `tag: ""`, "tag: dev", "the values have the tag dev"},
-		"a manifest with another tag":      {"causeway-manifests_v0.1.0.tar.gz/causeway-v0.1.0/deploy/linux/node.yaml", "driver:v0.1.0", "driver:dev", "an image has the tag dev"},
-		"a kustomization with another tag": {"causeway-manifests_v0.1.0.tar.gz/causeway-v0.1.0/deploy/linux/kustomization.yaml", "newTag: v0.1.0", "newTag: dev", "an image has the tag dev"},
+		"values with a tag":                {values, `tag: ""`, "tag: dev", "the values have the tag dev"},
+		"values with a tag of an image":    {values, "driver\n    # -- Tag of this image; images.tag if empty.\n    tag: \"\"", "driver\n    tag: dev", "driver: the values have the tag dev"},
+		"values with a digest":             {values, "\n    digest: \"\"\n  csi-sidecars:\n", "\n    digest: sha256:0\n  csi-sidecars:\n", "driver: the values have the digest sha256:0"},
+		"values with another registry":     {values, "registry: ghcr.io/causeway-csi", "registry: registry.test", "the values have the registry registry.test"},
+		"values with another repository":   {values, "repository: csi-sidecars-node", "repository: csi-sidecars", "csi-sidecars-node: the values have the repository csi-sidecars"},
+		"values without an image":          {values, "\n  csi-sidecars-node:\n", "\n  sidecars-node:\n", "csi-sidecars-node: the values have the repository <nil>"},
+		"values with an unknown image":     {values, "\n  pullPolicy: IfNotPresent\n", "\n  other: {repository: other}\n", "unexpected value images.other"},
+		"an image with an unknown value":   {values, "    repository: driver\n", "    repository: driver\n    registry: registry.test\n", "driver: unexpected value registry"},
+		"copy's values with a registry":    {copyValues, "ghcr.io/causeway-csi", "registry.test", "the values have the registry registry.test"},
+		"copy's values with a tag":         {copyValues, `tag: ""`, "tag: dev", "the values have the tag dev"},
+		"copy's values with a digest":      {copyValues, `tag: ""`, `digest: "sha256:0"`, "unexpected value images.digest"},
+		"a template with an image":         {"causeway-0.1.0.tgz/causeway/templates/smb/node.yaml", `{{ include "causeway.image" (dict "root" . "image" "driver") }}`, "registry.test/driver:v0.1.0", "the image registry.test/driver:v0.1.0 is not in the registry"},
+		"a chart without a CRD":            {"causeway-0.1.0.tgz/causeway/crds/snapshot.storage.k8s.io_volumesnapshots.yaml", "", "", "no CustomResourceDefinition in crds/snapshot.storage.k8s.io_volumesnapshots.yaml"},
+		"a manifest with another tag":      {manifests + "/deploy/linux/node.yaml", "driver:v0.1.0", "driver:dev", "an image has the tag dev"},
+		"a kustomization with another tag": {kustomization, "newTag: v0.1.0", "newTag: dev", "an image has the tag dev"},
+		"a manifest with a digest":         {manifests + "/deploy/linux/node.yaml", "driver:v0.1.0", "driver:v0.1.0@sha256:0", "an image has the tag v0.1.0@sha256:0"},
+		"a manifest of another registry":   {manifests + "/deploy/windows/node.yaml", "ghcr.io/causeway-csi/driver", "registry.test/driver", "deploy/windows/node.yaml: the image registry.test/driver:v0.1.0 is not in the registry ghcr.io/causeway-csi"},
+		"a manifest with an image more":    {manifests + "/deploy/linux/admission.yaml", "\nkind:", "\nspec: {containers: [{name: a, \"image\": 'busybox'}]}\nkind:", "deploy/linux/admission.yaml: the image busybox is not in the registry"},
+		"a manifest of another product":    {manifests + "/deploy/linux/controller.yaml", "/csi-sidecars:", "/csi-sidecars-node:", "controller.yaml: the images are [csi-sidecars-node driver], want [csi-sidecars driver]"},
+		"a manifest of an unknown product": {manifests + "/deploy/linux/controller.yaml", "/csi-sidecars:", "/sidecars:", "the release has no image sidecars"},
+		"a manifest without its images":    {manifests + "/deploy/windows/node.yaml", "image:", "picture:", "deploy/windows/node.yaml: the images are [], want [csi-sidecars-node driver]"},
+		"manifests without those of nodes": {manifests + "/deploy/windows/node.yaml", "", "", "deploy/windows/node.yaml: the images are []"},
+		"manifests without a component":    {manifests + "/deploy/linux/cert-manager/kustomization.yaml", "", "", "no deploy/linux/cert-manager/kustomization.yaml"},
+		"manifests without a resource":     {manifests + "/deploy/linux/rbac.yaml", "", "", "deploy/linux/kustomization.yaml: no deploy/linux/rbac.yaml"},
+		"manifests without a CRD":          {manifests + "/charts/causeway/crds/snapshot.storage.k8s.io_volumesnapshots.yaml", "", "", "no CustomResourceDefinition in charts/causeway/crds/snapshot.storage.k8s.io_volumesnapshots.yaml"},
+		"a kustomization with a name":      {kustomization, "newTag: v0.1.0", "newName: registry.test/driver\n  newTag: v0.1.0", `has the new name "registry.test/driver"`},
+		"a kustomization with a digest":    {kustomization, "newTag: v0.1.0", "digest: sha256:0\n  newTag: v0.1.0", `the digest "sha256:0"`},
+		"a kustomization without an image": {kustomization, "- name: ghcr.io/causeway-csi/driver\n  newTag: v0.1.0\n", "", "the images are [csi-sidecars csi-sidecars-node], want"},
 		"a program of another version":     {archives + "/kubectl-copy", "\x00v0.1.0\x00", "\x00v0.0.9\x00", "another version than v0.1.0"},
 		"a program for another platform":   {archives + "/kubectl-copy", "GOARCH=amd64", "GOARCH=arm64", "built for linux/arm64"},
 		"a program of another Go":          {archives + "/kubectl-copy", "go1.26.8", "go1.26.7", "by go1.26.7"},
@@ -186,7 +217,9 @@ func TestEmptyArchivesAreFound(t *testing.T) {
 	})
 	m.again(t)
 	err := m.verify()
-	for _, want := range []string{"linux_amd64.tar.gz: the programs are [], want [kubectl-copy]", "no image in the manifests"} {
+	for _, want := range []string{"linux_amd64.tar.gz: the programs are [], want [kubectl-copy]",
+		"deploy/linux/node.yaml: the images are [], want [csi-sidecars-node driver]",
+		"no CustomResourceDefinition in charts/causeway/crds/snapshot.storage.k8s.io_volumesnapshots.yaml"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
