@@ -274,11 +274,12 @@ func (c *content) program(f archive.File, goos, arch string) error {
 	return c.described(strings.TrimSuffix(f.Name, ".exe"), goos+"-"+arch, f.Content)
 }
 
-// sbom checks the version in an SBOM.
-func (c *content) sbom(_ string, data []byte) error {
+// sbom checks the program and the version in an SBOM.
+func (c *content) sbom(name string, data []byte) error {
 	var document struct {
 		SPDXVersion string `json:"spdxVersion"`
 		Packages    []struct {
+			Name    string `json:"name"`
 			Version string `json:"versionInfo"`
 		}
 	}
@@ -287,6 +288,9 @@ func (c *content) sbom(_ string, data []byte) error {
 	}
 	if document.SPDXVersion != "SPDX-2.3" || len(document.Packages) < 2 || document.Packages[0].Version != c.version {
 		return fmt.Errorf("not an SBOM of %s", c.version)
+	}
+	if program, _, _ := strings.Cut(name, "."); document.Packages[0].Name != program {
+		return fmt.Errorf("the SBOM is of %s", document.Packages[0].Name)
 	}
 	return nil
 }

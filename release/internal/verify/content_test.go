@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,6 +41,12 @@ func (m made) edit(t *testing.T, file, before, after string) {
 	if !found {
 		t.Fatalf("%s has no %s", name, inner)
 	}
+	m.pack(t, name, files)
+}
+
+// pack writes an archive of the kind that its name tells.
+func (m made) pack(t *testing.T, name string, files []archive.File) {
+	t.Helper()
 	var out bytes.Buffer
 	write := func() error { return archive.TarGz(&out, time.Unix(0, 0), files) }
 	switch filepath.Ext(name) {
@@ -80,6 +87,8 @@ func replace(t *testing.T, content []byte, before, after string) []byte {
 func TestMistakesOfABuildAreFound(t *testing.T) {
 	const (
 		archives      = "kubectl-copy_v0.1.0_linux_amd64.tar.gz"
+		index         = "driver.tar/index.json"
+		docker        = "driver.tar/manifest.json"
 		values        = "causeway-0.1.0.tgz/causeway/values.yaml"
 		copyValues    = "causeway-copy-0.1.0.tgz/causeway-copy/values.yaml"
 		manifests     = "causeway-manifests_v0.1.0.tar.gz/causeway-v0.1.0"
@@ -133,11 +142,19 @@ func TestMistakesOfABuildAreFound(t *testing.T) {
 		"a plugin's program":               {"krew-copy.yaml", "bin: kubectl-copy\n", "bin: kubectl-kopy\n", "is kubectl-kopy, want kubectl-copy"},
 		"a plugin's system":                {"krew-copy.yaml", "os: darwin", "os: linux", "_darwin_amd64.tar.gz is for linux/amd64"},
 		"a plugin's version":               {"krew-copy.yaml", "version: v0.1.0", "version: v0.0.9", "the plugin is copy v0.0.9"},
+		"an SBOM of another product":       {"kubectl-copy.linux-amd64.spdx.json", `"name": "kubectl-copy"`, `"name": "driver"`, "the SBOM is of driver"},
 		"a wrong digest":                   {"image-digests.txt", "driver:v0.1.0@sha256:", "driver:v0.1.0@sha256:0", "differs from the images"},
 		"notes of another version":         {"RELEASE_NOTES.md", "# Causeway v0.1.0", "# Causeway v0.0.9", "not the notes of v0.1.0"},
 		"a site without its first page":    {"causeway-docs_v0.1.0.tar.gz/causeway-docs-v0.1.0/index.html", "", "", "no causeway-docs-v0.1.0/index.html"},
-		"the name of an image":             {"driver.tar/index.json", "driver:v0.1.0", "driver:dev", "the image is ghcr.io/causeway-csi/driver:dev"},
-		"the size of an image":             {"driver.tar/index.json", `"size":`, `"size":1`, "is missing or wrong"},
+		"the name of an image":             {index, `"org.opencontainers.image.ref.name":"ghcr.io/causeway-csi/driver:v0.1.0"`, `"org.opencontainers.image.ref.name":"driver:dev"`, "the image is driver:dev in org.opencontainers.image.ref.name"},
+		"an image without a name":          {index, "org.opencontainers.image.ref.name", "title", "the image is  in org.opencontainers.image.ref.name"},
+		"the name for containerd":          {index, `"io.containerd.image.name":"ghcr.io/causeway-csi/driver:v0.1.0"`, `"io.containerd.image.name":"driver:dev"`, "the image is driver:dev in io.containerd.image.name"},
+		"the name for docker load":         {docker, "driver:v0.1.0", "driver:dev", "manifest.json: the image is ghcr.io/causeway-csi/driver:dev"},
+		"a name more for docker load":      {docker, `"RepoTags":[`, `"RepoTags":["driver:dev",`, "manifest.json: the image is driver:dev, ghcr.io/causeway-csi/driver:v0.1.0"},
+		"a layer less for docker load":     {docker, `"Layers":[`, `"Layers":[],"Other":[`, "manifest.json: the configuration and the layers are those of no image"},
+		"an image more for docker load":    {docker, `[{"Config"`, `[{},{"Config"`, "manifest.json: 2 images, must be 1"},
+		"a file of no image":               {"driver.tar/oci-layout", "", "", "oci-layout.old belongs to no image"},
+		"the size of an image":             {index, `"size":`, `"size":1`, "is missing or wrong"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
@@ -173,7 +190,7 @@ func (m made) rename(t *testing.T, file string) {
 	})
 }
 
-// change changes the files of a compressed archive.
+// change changes the files of an archive.
 func (m made) change(t *testing.T, name string, change func(archive.File) archive.File) {
 	t.Helper()
 	files, err := archive.Read(name, m.files(t)[name])
@@ -183,11 +200,7 @@ func (m made) change(t *testing.T, name string, change func(archive.File) archiv
 	for i, f := range files {
 		files[i] = change(f)
 	}
-	var out bytes.Buffer
-	if err := archive.TarGz(&out, time.Unix(0, 0), files); err != nil {
-		t.Fatal(err)
-	}
-	m.write(t, name, out.Bytes())
+	m.pack(t, name, files)
 }
 
 // TestAMissingProgramIsFound: an archive without one of its programs.
@@ -251,7 +264,7 @@ func TestAPluginsPlatformsAreComplete(t *testing.T) {
 func TestImagesOfAnotherBuildAreFound(t *testing.T) {
 	for want, mistake := range map[string]releasetest.Maker{
 		`driver.tar: linux/amd64: the image has the version "v0.0.9"`:                  {Labeled: "v0.0.9"},
-		"driver.tar: linux/amd64: the image has no SBOM":                               {NoSBOM: true},
+		"driver.tar: linux/amd64: the image has no SBOM of driver":                     {NoSBOM: true},
 		"driver.tar: the images are for [linux/amd64], want [linux/amd64 linux/arm64]": {Short: true},
 		"the image has no program that driver.linux-amd64.spdx.json describes":         {Other: true},
 	} {
@@ -272,6 +285,33 @@ func TestImagesOfAnotherBuildAreFound(t *testing.T) {
 	m.write(t, "driver.tar", out.Bytes())
 	m.again(t)
 	if err := m.verify(); err == nil || !strings.Contains(err.Error(), "blobs/sha256/00 belongs to no image") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestAnImageOfAnotherProductIsFound: the archive of the driver has all that of csi-sidecars has, by
+// the driver's name. The digests are those of its images.
+func TestAnImageOfAnotherProductIsFound(t *testing.T) {
+	const driver, other = "causeway-csi/driver:v0.1.0", "causeway-csi/csi-sidecars:v0.1.0"
+	m := makeRelease(t, nil)
+	all := m.files(t)
+	m.write(t, "driver.tar", all["csi-sidecars.tar"])
+	m.edit(t, "driver.tar/index.json", other, driver)
+	m.edit(t, "driver.tar/manifest.json", other, driver)
+	var digests []string
+	for line := range strings.Lines(string(all["image-digests.txt"])) {
+		if strings.Contains(line, other) {
+			digests = append(digests, strings.Replace(line, other, driver, 1))
+		}
+		if !strings.Contains(line, driver+"@") {
+			digests = append(digests, line)
+		}
+	}
+	slices.Sort(digests)
+	m.write(t, "image-digests.txt", []byte(strings.Join(digests, "")))
+	m.again(t)
+	if err := m.verify(); err == nil ||
+		!strings.Contains(err.Error(), "driver.tar: linux/amd64: the image has no SBOM of driver") {
 		t.Errorf("%v", err)
 	}
 }
