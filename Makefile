@@ -125,7 +125,7 @@ images: ## build the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IM
 	@$(GO) -C deploy/images run . --version=$(VERSION) --platforms=$(IMAGES) $(IMAGE_FLAGS)
 images-lock: ## select the newest packages of Debian 12 for the images: deploy/images/debian.lock
 	@$(GO) -C deploy/images run . --lock
-release: ## build a release from its tag: bin/release/VERSION (VERSION=v1.2.3, KEY=cosign.key with COSIGN_PASSWORD): docs/contributing/release.md
+release: ## build a release from its tag: bin/release/VERSION (VERSION=v1.2.3, KEY=$HOME/causeway-key/cosign.key with COSIGN_PASSWORD): docs/contributing/release.md
 	@./hack/release --version=$(VERSION) --out=$(abspath $(OUT)) $(if $(KEY),--key=$(abspath $(KEY))) $(RELEASE_FLAGS)
 release-verify: ## verify a release as a user does, without a network (VERSION=v1.2.3, PUB=cosign.pub): docs/how-to/verify-a-release.md
 	@$(GO) -C release run ./cmd/causeway-release-verify --version=$(VERSION) --key=$(abspath $(PUB)) $(RELEASE_FLAGS) $(abspath $(OUT))

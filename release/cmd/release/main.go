@@ -85,7 +85,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	fmt.Println(report)
 	if *key == "" {
-		fmt.Println("The release is NOT SIGNED: users cannot verify it. Sign with KEY=cosign.key.")
+		fmt.Println("The release is NOT SIGNED: users cannot verify it. Sign with KEY: docs/contributing/release.md.")
 	}
 	return nil
 }

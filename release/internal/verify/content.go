@@ -148,69 +148,6 @@ func (c *content) docs(name string, data []byte) error {
 	return nil
 }
 
-// chart checks the versions of a package of a chart, and the tags of its images.
-func (c *content) chart(name string, data []byte) error {
-	files, err := archive.Read(name, data)
-	if err != nil {
-		return err
-	}
-	dir := strings.TrimSuffix(name, "-"+strings.TrimPrefix(c.version, "v")+".tgz")
-	var chart struct{ Name, Version, AppVersion string }
-	var values struct{ Images map[string]any }
-	for file, into := range map[string]any{"Chart.yaml": &chart, "values.yaml": &values} {
-		i := slices.IndexFunc(files, func(f archive.File) bool { return f.Name == path.Join(dir, file) })
-		if i < 0 {
-			return fmt.Errorf("no %s", file)
-		}
-		if err := yaml.Unmarshal(files[i].Content, into); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-	}
-	if chart.Name != dir || "v"+chart.Version != c.version || chart.AppVersion != c.version {
-		return fmt.Errorf("the chart is %s %s for %s", chart.Name, chart.Version, chart.AppVersion)
-	}
-	return c.tags(values.Images)
-}
-
-// tags checks that all tags in values are those of the release: the default is the version of the
-// application.
-func (c *content) tags(values map[string]any) error {
-	for key, value := range values {
-		if inner, ok := value.(map[string]any); ok {
-			if err := c.tags(inner); err != nil {
-				return fmt.Errorf("%s: %w", key, err)
-			}
-		}
-		if key == "tag" && value != "" && value != c.version {
-			return fmt.Errorf("the values have the tag %v", value)
-		}
-	}
-	return nil
-}
-
-// tag matches the tag of Causeway's images in a manifest or a kustomization.
-var tag = regexp.MustCompile(`(?m)(?:image: "?ghcr\.io/causeway-csi/[a-z-]+:|^ *newTag: "?)([^\s"]+)"?$`)
-
-// manifests checks the tags of images.
-func (c *content) manifests(name string, data []byte) error {
-	files, err := archive.Read(name, data)
-	if err != nil {
-		return err
-	}
-	found := 0
-	for _, f := range files {
-		for _, m := range tag.FindAllSubmatch(f.Content, -1) {
-			if found++; string(m[1]) != c.version {
-				return fmt.Errorf("%s: an image has the tag %s", f.Name, m[1])
-			}
-		}
-	}
-	if found == 0 {
-		return errors.New("no image in the manifests")
-	}
-	return nil
-}
-
 // krew checks the archives that the manifest of a plugin names.
 func (c *content) krew(name string, data []byte) error {
 	var plugin struct {
@@ -337,11 +274,12 @@ func (c *content) program(f archive.File, goos, arch string) error {
 	return c.described(strings.TrimSuffix(f.Name, ".exe"), goos+"-"+arch, f.Content)
 }
 
-// sbom checks the version in an SBOM.
-func (c *content) sbom(_ string, data []byte) error {
+// sbom checks the program and the version in an SBOM.
+func (c *content) sbom(name string, data []byte) error {
 	var document struct {
 		SPDXVersion string `json:"spdxVersion"`
 		Packages    []struct {
+			Name    string `json:"name"`
 			Version string `json:"versionInfo"`
 		}
 	}
@@ -350,6 +288,9 @@ func (c *content) sbom(_ string, data []byte) error {
 	}
 	if document.SPDXVersion != "SPDX-2.3" || len(document.Packages) < 2 || document.Packages[0].Version != c.version {
 		return fmt.Errorf("not an SBOM of %s", c.version)
+	}
+	if program, _, _ := strings.Cut(name, "."); document.Packages[0].Name != program {
+		return fmt.Errorf("the SBOM is of %s", document.Packages[0].Name)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,6 +41,12 @@ func (m made) edit(t *testing.T, file, before, after string) {
 	if !found {
 		t.Fatalf("%s has no %s", name, inner)
 	}
+	m.pack(t, name, files)
+}
+
+// pack writes an archive of the kind that its name tells.
+func (m made) pack(t *testing.T, name string, files []archive.File) {
+	t.Helper()
 	var out bytes.Buffer
 	write := func() error { return archive.TarGz(&out, time.Unix(0, 0), files) }
 	switch filepath.Ext(name) {
@@ -78,7 +85,15 @@ func replace(t *testing.T, content []byte, before, after string) []byte {
 
 // TestMistakesOfABuildAreFound: all signatures and sums of these releases are correct.
 func TestMistakesOfABuildAreFound(t *testing.T) {
-	const archives = "kubectl-copy_v0.1.0_linux_amd64.tar.gz"
+	const (
+		archives      = "kubectl-copy_v0.1.0_linux_amd64.tar.gz"
+		index         = "driver.tar/index.json"
+		docker        = "driver.tar/manifest.json"
+		values        = "causeway-0.1.0.tgz/causeway/values.yaml"
+		copyValues    = "causeway-copy-0.1.0.tgz/causeway-copy/values.yaml"
+		manifests     = "causeway-manifests_v0.1.0.tar.gz/causeway-v0.1.0"
+		kustomization = manifests + "/deploy/linux/kustomization.yaml"
+	)
 	m := makeRelease(t, nil)
 	all := m.files(t)
 	for name, tc := range map[string]struct {
@@ -87,9 +102,34 @@ func TestMistakesOfABuildAreFound(t *testing.T) {
 	}{
 		"a chart of another version":       {"causeway-0.1.0.tgz/causeway/Chart.yaml", "version: 0.1.0", "version: 0.2.0", "the chart is causeway 0.2.0"},
 		"a chart for other images":         {"causeway-0.1.0.tgz/causeway/Chart.yaml", "appVersion: v0.1.0", "appVersion: dev", "for dev"},
-		"values with a tag":                {"causeway-0.1.0.tgz/causeway/values.yaml", `tag: ""`, "tag: dev", "the values have the tag dev"},
-		"a manifest with another tag":      {"causeway-manifests_v0.1.0.tar.gz/causeway-v0.1.0/deploy/linux/node.yaml", "driver:v0.1.0", "driver:dev", "an image has the tag dev"},
-		"a kustomization with another tag": {"causeway-manifests_v0.1.0.tar.gz/causeway-v0.1.0/deploy/linux/kustomization.yaml", "newTag: v0.1.0", "newTag: dev", "an image has the tag dev"},
+		"values with a tag":                {values, `tag: ""`, "tag: dev", "the values have the tag dev"},
+		"values with a tag of an image":    {values, "driver\n    # -- Tag of this image; images.tag if empty.\n    tag: \"\"", "driver\n    tag: dev", "driver: the values have the tag dev"},
+		"values with a digest":             {values, "\n    digest: \"\"\n  csi-sidecars:\n", "\n    digest: sha256:0\n  csi-sidecars:\n", "driver: the values have the digest sha256:0"},
+		"values with another registry":     {values, "registry: ghcr.io/causeway-csi", "registry: registry.test", "the values have the registry registry.test"},
+		"values with another repository":   {values, "repository: csi-sidecars-node", "repository: csi-sidecars", "csi-sidecars-node: the values have the repository csi-sidecars"},
+		"values without an image":          {values, "\n  csi-sidecars-node:\n", "\n  sidecars-node:\n", "csi-sidecars-node: the values have the repository <nil>"},
+		"values with an unknown image":     {values, "\n  pullPolicy: IfNotPresent\n", "\n  other: {repository: other}\n", "unexpected value images.other"},
+		"an image with an unknown value":   {values, "    repository: driver\n", "    repository: driver\n    registry: registry.test\n", "driver: unexpected value registry"},
+		"copy's values with a registry":    {copyValues, "ghcr.io/causeway-csi", "registry.test", "the values have the registry registry.test"},
+		"copy's values with a tag":         {copyValues, `tag: ""`, "tag: dev", "the values have the tag dev"},
+		"copy's values with a digest":      {copyValues, `tag: ""`, `digest: "sha256:0"`, "unexpected value images.digest"},
+		"a template with an image":         {"causeway-0.1.0.tgz/causeway/templates/smb/node.yaml", `{{ include "causeway.image" (dict "root" . "image" "driver") }}`, "registry.test/driver:v0.1.0", "the image registry.test/driver:v0.1.0 is not in the registry"},
+		"a chart without a CRD":            {"causeway-0.1.0.tgz/causeway/crds/snapshot.storage.k8s.io_volumesnapshots.yaml", "", "", "no CustomResourceDefinition in crds/snapshot.storage.k8s.io_volumesnapshots.yaml"},
+		"a manifest with another tag":      {manifests + "/deploy/linux/node.yaml", "driver:v0.1.0", "driver:dev", "an image has the tag dev"},
+		"a kustomization with another tag": {kustomization, "newTag: v0.1.0", "newTag: dev", "an image has the tag dev"},
+		"a manifest with a digest":         {manifests + "/deploy/linux/node.yaml", "driver:v0.1.0", "driver:v0.1.0@sha256:0", "an image has the tag v0.1.0@sha256:0"},
+		"a manifest of another registry":   {manifests + "/deploy/windows/node.yaml", "ghcr.io/causeway-csi/driver", "registry.test/driver", "deploy/windows/node.yaml: the image registry.test/driver:v0.1.0 is not in the registry ghcr.io/causeway-csi"},
+		"a manifest with an image more":    {manifests + "/deploy/linux/admission.yaml", "\nkind:", "\nspec: {containers: [{name: a, \"image\": 'busybox'}]}\nkind:", "deploy/linux/admission.yaml: the image busybox is not in the registry"},
+		"a manifest of another product":    {manifests + "/deploy/linux/controller.yaml", "/csi-sidecars:", "/csi-sidecars-node:", "controller.yaml: the images are [csi-sidecars-node driver], want [csi-sidecars driver]"},
+		"a manifest of an unknown product": {manifests + "/deploy/linux/controller.yaml", "/csi-sidecars:", "/sidecars:", "the release has no image sidecars"},
+		"a manifest without its images":    {manifests + "/deploy/windows/node.yaml", "image:", "picture:", "deploy/windows/node.yaml: the images are [], want [csi-sidecars-node driver]"},
+		"manifests without those of nodes": {manifests + "/deploy/windows/node.yaml", "", "", "deploy/windows/node.yaml: the images are []"},
+		"manifests without a component":    {manifests + "/deploy/linux/cert-manager/kustomization.yaml", "", "", "no deploy/linux/cert-manager/kustomization.yaml"},
+		"manifests without a resource":     {manifests + "/deploy/linux/rbac.yaml", "", "", "deploy/linux/kustomization.yaml: no deploy/linux/rbac.yaml"},
+		"manifests without a CRD":          {manifests + "/charts/causeway/crds/snapshot.storage.k8s.io_volumesnapshots.yaml", "", "", "no CustomResourceDefinition in charts/causeway/crds/snapshot.storage.k8s.io_volumesnapshots.yaml"},
+		"a kustomization with a name":      {kustomization, "newTag: v0.1.0", "newName: registry.test/driver\n  newTag: v0.1.0", `has the new name "registry.test/driver"`},
+		"a kustomization with a digest":    {kustomization, "newTag: v0.1.0", "digest: sha256:0\n  newTag: v0.1.0", `the digest "sha256:0"`},
+		"a kustomization without an image": {kustomization, "- name: ghcr.io/causeway-csi/driver\n  newTag: v0.1.0\n", "", "the images are [csi-sidecars csi-sidecars-node], want"},
 		"a program of another version":     {archives + "/kubectl-copy", "\x00v0.1.0\x00", "\x00v0.0.9\x00", "another version than v0.1.0"},
 		"a program for another platform":   {archives + "/kubectl-copy", "GOARCH=amd64", "GOARCH=arm64", "built for linux/arm64"},
 		"a program of another Go":          {archives + "/kubectl-copy", "go1.26.8", "go1.26.7", "by go1.26.7"},
@@ -102,11 +142,19 @@ func TestMistakesOfABuildAreFound(t *testing.T) {
 		"a plugin's program":               {"krew-copy.yaml", "bin: kubectl-copy\n", "bin: kubectl-kopy\n", "is kubectl-kopy, want kubectl-copy"},
 		"a plugin's system":                {"krew-copy.yaml", "os: darwin", "os: linux", "_darwin_amd64.tar.gz is for linux/amd64"},
 		"a plugin's version":               {"krew-copy.yaml", "version: v0.1.0", "version: v0.0.9", "the plugin is copy v0.0.9"},
+		"an SBOM of another product":       {"kubectl-copy.linux-amd64.spdx.json", `"name": "kubectl-copy"`, `"name": "driver"`, "the SBOM is of driver"},
 		"a wrong digest":                   {"image-digests.txt", "driver:v0.1.0@sha256:", "driver:v0.1.0@sha256:0", "differs from the images"},
 		"notes of another version":         {"RELEASE_NOTES.md", "# Causeway v0.1.0", "# Causeway v0.0.9", "not the notes of v0.1.0"},
 		"a site without its first page":    {"causeway-docs_v0.1.0.tar.gz/causeway-docs-v0.1.0/index.html", "", "", "no causeway-docs-v0.1.0/index.html"},
-		"the name of an image":             {"driver.tar/index.json", "driver:v0.1.0", "driver:dev", "the image is ghcr.io/causeway-csi/driver:dev"},
-		"the size of an image":             {"driver.tar/index.json", `"size":`, `"size":1`, "is missing or wrong"},
+		"the name of an image":             {index, `"org.opencontainers.image.ref.name":"ghcr.io/causeway-csi/driver:v0.1.0"`, `"org.opencontainers.image.ref.name":"driver:dev"`, "the image is driver:dev in org.opencontainers.image.ref.name"},
+		"an image without a name":          {index, "org.opencontainers.image.ref.name", "title", "the image is  in org.opencontainers.image.ref.name"},
+		"the name for containerd":          {index, `"io.containerd.image.name":"ghcr.io/causeway-csi/driver:v0.1.0"`, `"io.containerd.image.name":"driver:dev"`, "the image is driver:dev in io.containerd.image.name"},
+		"the name for docker load":         {docker, "driver:v0.1.0", "driver:dev", "manifest.json: the image is ghcr.io/causeway-csi/driver:dev"},
+		"a name more for docker load":      {docker, `"RepoTags":[`, `"RepoTags":["driver:dev",`, "manifest.json: the image is driver:dev, ghcr.io/causeway-csi/driver:v0.1.0"},
+		"a layer less for docker load":     {docker, `"Layers":[`, `"Layers":[],"Other":[`, "manifest.json: the configuration and the layers are those of no image"},
+		"an image more for docker load":    {docker, `[{"Config"`, `[{},{"Config"`, "manifest.json: 2 images, must be 1"},
+		"a file of no image":               {"driver.tar/oci-layout", "", "", "oci-layout.old belongs to no image"},
+		"the size of an image":             {index, `"size":`, `"size":1`, "is missing or wrong"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
@@ -142,7 +190,7 @@ func (m made) rename(t *testing.T, file string) {
 	})
 }
 
-// change changes the files of a compressed archive.
+// change changes the files of an archive.
 func (m made) change(t *testing.T, name string, change func(archive.File) archive.File) {
 	t.Helper()
 	files, err := archive.Read(name, m.files(t)[name])
@@ -152,11 +200,7 @@ func (m made) change(t *testing.T, name string, change func(archive.File) archiv
 	for i, f := range files {
 		files[i] = change(f)
 	}
-	var out bytes.Buffer
-	if err := archive.TarGz(&out, time.Unix(0, 0), files); err != nil {
-		t.Fatal(err)
-	}
-	m.write(t, name, out.Bytes())
+	m.pack(t, name, files)
 }
 
 // TestAMissingProgramIsFound: an archive without one of its programs.
@@ -186,7 +230,9 @@ func TestEmptyArchivesAreFound(t *testing.T) {
 	})
 	m.again(t)
 	err := m.verify()
-	for _, want := range []string{"linux_amd64.tar.gz: the programs are [], want [kubectl-copy]", "no image in the manifests"} {
+	for _, want := range []string{"linux_amd64.tar.gz: the programs are [], want [kubectl-copy]",
+		"deploy/linux/node.yaml: the images are [], want [csi-sidecars-node driver]",
+		"no CustomResourceDefinition in charts/causeway/crds/snapshot.storage.k8s.io_volumesnapshots.yaml"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
@@ -218,7 +264,7 @@ func TestAPluginsPlatformsAreComplete(t *testing.T) {
 func TestImagesOfAnotherBuildAreFound(t *testing.T) {
 	for want, mistake := range map[string]releasetest.Maker{
 		`driver.tar: linux/amd64: the image has the version "v0.0.9"`:                  {Labeled: "v0.0.9"},
-		"driver.tar: linux/amd64: the image has no SBOM":                               {NoSBOM: true},
+		"driver.tar: linux/amd64: the image has no SBOM of driver":                     {NoSBOM: true},
 		"driver.tar: the images are for [linux/amd64], want [linux/amd64 linux/arm64]": {Short: true},
 		"the image has no program that driver.linux-amd64.spdx.json describes":         {Other: true},
 	} {
@@ -239,6 +285,33 @@ func TestImagesOfAnotherBuildAreFound(t *testing.T) {
 	m.write(t, "driver.tar", out.Bytes())
 	m.again(t)
 	if err := m.verify(); err == nil || !strings.Contains(err.Error(), "blobs/sha256/00 belongs to no image") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestAnImageOfAnotherProductIsFound: the archive of the driver has all that of csi-sidecars has, by
+// the driver's name. The digests are those of its images.
+func TestAnImageOfAnotherProductIsFound(t *testing.T) {
+	const driver, other = "causeway-csi/driver:v0.1.0", "causeway-csi/csi-sidecars:v0.1.0"
+	m := makeRelease(t, nil)
+	all := m.files(t)
+	m.write(t, "driver.tar", all["csi-sidecars.tar"])
+	m.edit(t, "driver.tar/index.json", other, driver)
+	m.edit(t, "driver.tar/manifest.json", other, driver)
+	var digests []string
+	for line := range strings.Lines(string(all["image-digests.txt"])) {
+		if strings.Contains(line, other) {
+			digests = append(digests, strings.Replace(line, other, driver, 1))
+		}
+		if !strings.Contains(line, driver+"@") {
+			digests = append(digests, line)
+		}
+	}
+	slices.Sort(digests)
+	m.write(t, "image-digests.txt", []byte(strings.Join(digests, "")))
+	m.again(t)
+	if err := m.verify(); err == nil ||
+		!strings.Contains(err.Error(), "driver.tar: linux/amd64: the image has no SBOM of driver") {
 		t.Errorf("%v", err)
 	}
 }

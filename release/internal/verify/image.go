@@ -34,16 +34,21 @@ type descriptor struct {
 	} `json:"platform"`
 }
 
+// file returns the name of the blob of a descriptor in an archive.
+func (d descriptor) file() string { return "blobs/" + strings.Replace(d.Digest, ":", "/", 1) }
+
 // layout is the content of an archive of images.
 type layout struct {
-	files map[string][]byte
-	used  map[string]bool
+	product string // in the name of the archive
+	files   map[string][]byte
+	used    map[string]bool
+	blobs   [][]string // of each image: the files of its configuration and its layers
 }
 
 // blob returns the blob of a descriptor, whose digest and size are correct.
 func (l *layout) blob(d descriptor) ([]byte, error) {
 	hexadecimal, ok := strings.CutPrefix(d.Digest, "sha256:")
-	name := "blobs/sha256/" + hexadecimal
+	name := d.file()
 	data, exists := l.files[name]
 	sum := sha256.Sum256(data)
 	if !ok || !exists || hex.EncodeToString(sum[:]) != hexadecimal || int64(len(data)) != d.Size {
@@ -53,13 +58,14 @@ func (l *layout) blob(d descriptor) ([]byte, error) {
 	return data, nil
 }
 
-// image checks an archive of images: all blobs, the name, and the SBOM of each image.
+// image checks an archive of images: all blobs, the names, and the SBOM of each image.
 func (c *content) image(name string, data []byte) error {
 	files, err := archive.Read(name, data)
 	if err != nil {
 		return err
 	}
-	l := layout{map[string][]byte{}, map[string]bool{}}
+	product := strings.TrimSuffix(strings.TrimSuffix(name, ".tar"), "-windows")
+	l := layout{product: product, files: map[string][]byte{}, used: map[string]bool{}}
 	for _, f := range files {
 		l.files[f.Name] = f.Content
 	}
@@ -71,13 +77,16 @@ func (c *content) image(name string, data []byte) error {
 		return fmt.Errorf("index.json has %d entries, must have 1", len(index.Manifests))
 	}
 	top := index.Manifests[0]
-	ref := top.Annotations["org.opencontainers.image.ref.name"]
-	if want := c.reference(name); !slices.Contains(want, ref) {
-		return fmt.Errorf("the image is %s, want %s", ref, strings.Join(want, " or "))
+	ref := c.reference(name)
+	if err := named(top, ref); err != nil {
+		return err
 	}
 	found, err := c.images(&l, ref, top)
 	if err != nil {
 		return err
+	}
+	if err := l.docker(ref); err != nil {
+		return fmt.Errorf("%s: %w", dockerManifest, err)
 	}
 	want := []string{"linux/amd64", "linux/arm64"}
 	if strings.HasSuffix(name, "-windows.tar") {
@@ -87,25 +96,68 @@ func (c *content) image(name string, data []byte) error {
 		return fmt.Errorf("the images are for %v, want %v", found, want)
 	}
 	for file := range l.files {
-		if strings.HasPrefix(file, "blobs/") && !l.used[file] {
+		if !l.used[file] && !slices.Contains([]string{"index.json", "oci-layout", dockerManifest}, file) {
 			return fmt.Errorf("%s belongs to no image", file)
 		}
 	}
 	return nil
 }
 
-// reference returns the names that the images in an archive may have. A Windows image without its
-// base has a name of its own.
-func (c *content) reference(name string) []string {
+// named checks the names of the images in index.json: that of the OCI image specification, and that
+// of containerd, which containerd prefers and which an archive need not have.
+func named(top descriptor, want string) error {
+	const oci, containerd = "org.opencontainers.image.ref.name", "io.containerd.image.name"
+	for _, key := range []string{oci, containerd} {
+		if got, ok := top.Annotations[key]; got != want && (ok || key == oci) {
+			return fmt.Errorf("the image is %s in %s, want %s", got, key, want)
+		}
+	}
+	return nil
+}
+
+// dockerManifest is the file with the name, the configuration and the layers that docker load reads
+// instead of index.json, if the archive has it.
+const dockerManifest = "manifest.json"
+
+// docker checks the file for docker load: it must describe one of the images, by the same name.
+func (l *layout) docker(ref string) error {
+	data, ok := l.files[dockerManifest]
+	if !ok {
+		return nil
+	}
+	var images []struct {
+		Config           string
+		RepoTags, Layers []string
+	}
+	if err := json.Unmarshal(data, &images); err != nil {
+		return err
+	}
+	if len(images) != 1 {
+		return fmt.Errorf("%d images, must be 1", len(images))
+	}
+	image := images[0]
+	if !slices.Equal(image.RepoTags, []string{ref}) {
+		return fmt.Errorf("the image is %s, want %s", strings.Join(image.RepoTags, ", "), ref)
+	}
+	blobs := append([]string{image.Config}, image.Layers...)
+	if !slices.ContainsFunc(l.blobs, func(b []string) bool { return slices.Equal(b, blobs) }) {
+		return errors.New("the configuration and the layers are those of no image")
+	}
+	return nil
+}
+
+// reference returns the name of the images in an archive. A Windows image without its base has a name
+// of its own.
+func (c *content) reference(name string) string {
 	product := strings.TrimSuffix(name, ".tar")
 	if product, windows := strings.CutSuffix(product, "-windows"); windows {
 		ref := registry + product + ":" + c.version + "-windows"
 		if c.build.WindowsBase == "" {
 			ref += "-incomplete"
 		}
-		return []string{ref}
+		return ref
 	}
-	return []string{registry + product + ":" + c.version}
+	return registry + product + ":" + c.version
 }
 
 // images checks the index or the only image of an archive, notes the lines of image-digests.txt, and
@@ -170,7 +222,9 @@ func (c *content) one(l *layout, d descriptor, platform string) error {
 		return fmt.Errorf("the image has the version %q", got)
 	}
 	var files []archive.File
+	blobs := []string{manifest.Config.file()}
 	for _, layer := range manifest.Layers {
+		blobs = append(blobs, layer.file())
 		data, err := l.blob(layer)
 		if err != nil {
 			return err
@@ -181,13 +235,14 @@ func (c *content) one(l *layout, d descriptor, platform string) error {
 		}
 		files = append(files, more...)
 	}
-	return c.own(files, strings.ReplaceAll(platform, "/", "-"))
+	l.blobs = append(l.blobs, blobs)
+	return c.own(files, l.product, strings.ReplaceAll(platform, "/", "-"))
 }
 
 // own compares the SBOMs in the layers of an image with those beside the archive, and the program of
-// each with its SBOM.
-func (c *content) own(files []archive.File, platform string) error {
-	found := 0
+// each with its SBOM. An image has the SBOM of its product, and may have those of other programs.
+func (c *content) own(files []archive.File, product, platform string) error {
+	found := false
 	for _, f := range files {
 		dir, base := path.Split(f.Name)
 		program, ok := strings.CutSuffix(base, ".spdx.json")
@@ -207,10 +262,10 @@ func (c *content) own(files []archive.File, platform string) error {
 		}) {
 			return fmt.Errorf("the image has no program that %s describes", name)
 		}
-		found++
+		found = found || program == product
 	}
-	if found == 0 {
-		return errors.New("the image has no SBOM")
+	if !found {
+		return fmt.Errorf("the image has no SBOM of %s", product)
 	}
 	return nil
 }
