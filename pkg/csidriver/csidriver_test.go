@@ -6,6 +6,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -160,6 +162,58 @@ func TestRunEndsWithItsContext(t *testing.T) {
 		t.Errorf("the socket is left: %v", err)
 	}
 }
+
+// TestMetricsHaveNoLabelOfATarget: Prometheus sets these labels for the target that it scrapes, and
+// renames those of the metrics to exported_endpoint and so on. Rules would read the target's.
+func TestMetricsHaveNoLabelOfATarget(t *testing.T) {
+	l, err := listen(options{endpoint: "unix://" + filepath.Join(t.TempDir(), "s"), httpEndpoint: "127.0.0.1:0",
+		peers: peerFlags{listen: "127.0.0.1:0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(buildInfo(options{}))
+	l.measure(registry)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listeners []string
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, label := range m.GetLabel() {
+				if slices.Contains(ofTarget, label.GetName()) {
+					t.Errorf("%s has the label %s", f.GetName(), label.GetName())
+				}
+				if label.GetName() == "listener" {
+					listeners = append(listeners, label.GetValue())
+				}
+			}
+		}
+	}
+	if !slices.Equal(listeners, []string{"http-endpoint", "peer-listen"}) {
+		t.Errorf("the metrics are of the listeners %q", listeners)
+	}
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "metrics.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile("(?m)^\\| `(causeway_\\w+)` \\| \\w+, by ([^|]+) \\|").FindAllStringSubmatch(string(page), -1)
+	if len(rows) < 12 {
+		t.Errorf("docs/reference/metrics.md has only %d metrics with labels", len(rows))
+	}
+	for _, row := range rows {
+		for _, label := range ofTarget {
+			if strings.Contains(row[2], "`"+label+"`") {
+				t.Errorf("docs/reference/metrics.md: %s has the label %s", row[1], label)
+			}
+		}
+	}
+}
+
+// ofTarget are the labels that a PodMonitor or a ServiceMonitor gives a target.
+var ofTarget = []string{"pod", "container", "endpoint", "job", "instance", "service", "namespace"}
 
 // TestBuildInfo: the alert of different releases compares the labels.
 func TestBuildInfo(t *testing.T) {

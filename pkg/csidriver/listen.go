@@ -60,7 +60,7 @@ func (l listeners) measure(registry *prometheus.Registry) {
 			Name: "causeway_dropped_connections_total",
 			Help: "Connections that were closed in favor of newer connections, because too many open " +
 				"connections had sent nothing or had not authenticated.",
-			ConstLabels: prometheus.Labels{"endpoint": flag},
+			ConstLabels: prometheus.Labels{"listener": flag}, // Prometheus sets endpoint to the scraped port
 		}, func() float64 { return float64(listener.Dropped()) }))
 	}
 }
