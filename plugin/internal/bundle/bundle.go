@@ -15,8 +15,10 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -36,16 +38,28 @@ type Options struct {
 	Program  string // path of the driver in its image
 }
 
+// logsAtOnce is the number of logs that are read at the same time. Of each up to twice
+// Options.LogLimit is in memory.
+const logsAtOnce = 8
+
 // bundle is an archive under construction.
 type bundle struct {
 	client  cluster.Client
 	view    *cluster.View
 	options Options
-	out     *tar.Writer
 	now     time.Time
-	files   []string // lines of the manifest
-	missing []string
 	own     map[string]bool // objects of the installation, by kind, namespace and name
+
+	mu      sync.Mutex // of the fields below
+	out     *tar.Writer
+	files   []entry
+	missing []string
+}
+
+// entry is a file of the archive.
+type entry struct {
+	name string
+	size int
 }
 
 // Write writes the archive. It reports whether the archive has all parts: its MANIFEST has each
@@ -73,7 +87,9 @@ func (b *bundle) add(name string, data []byte) error {
 		b.lack(fmt.Sprintf("file %q", name), errors.New("invalid name"))
 		return nil
 	}
-	b.files = append(b.files, fmt.Sprintf("%10d  %s", len(data), name))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.files = append(b.files, entry{name, len(data)})
 	h := &tar.Header{Name: path.Join("causeway-bundle", name), Mode: 0o600, Size: int64(len(data)), ModTime: b.now,
 		Typeflag: tar.TypeReg}
 	if err := b.out.WriteHeader(h); err != nil {
@@ -85,6 +101,8 @@ func (b *bundle) add(name string, data []byte) error {
 
 // lack notes a part that could not be collected.
 func (b *bundle) lack(part string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.missing = append(b.missing, text(fmt.Sprintf("%s: %v", part, err)))
 }
 
@@ -257,42 +275,50 @@ func (b *bundle) records(ctx context.Context) error {
 	return nil
 }
 
-// logs adds the logs of all containers, also those before their last restart.
+// logs adds the logs of all containers, also those before their last restart. The kubelet reads logs,
+// so it is not asked on a node that is not ready. The archive has the logs in the order in which they
+// are complete.
 func (b *bundle) logs(ctx context.Context) error {
+	run, ctx := errgroup.WithContext(ctx)
+	run.SetLimit(logsAtOnce)
 	for _, d := range b.view.Drivers {
 		for _, p := range d.Pods() {
+			if err := b.nodeNotReady(p); err != nil {
+				b.lack("logs of "+p.Name, err)
+				continue
+			}
 			for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-				if err := b.log(ctx, p, s.Name, false); err != nil {
-					return err
-				}
-				if s.RestartCount == 0 {
-					continue
-				}
-				if err := b.log(ctx, p, s.Name, true); err != nil {
-					return err
+				run.Go(func() error { return b.log(ctx, p, s.Name, false) })
+				if s.RestartCount > 0 {
+					run.Go(func() error { return b.log(ctx, p, s.Name, true) })
 				}
 			}
 		}
 	}
+	return run.Wait()
+}
+
+// nodeNotReady returns an error if the node of a pod is not ready. A node that is not known may be.
+func (b *bundle) nodeNotReady(p *cluster.Pod) error {
+	if n := b.view.Node(p.Spec.NodeName); n != nil && !cluster.NodeReady(n) {
+		return fmt.Errorf("node %s is not ready", n.Name)
+	}
 	return nil
 }
 
-// log adds the end of a log.
+// log adds the end of a log, or the part of it that was read before an error.
 func (b *bundle) log(ctx context.Context, p *cluster.Pod, container string, previous bool) error {
 	name := path.Join("pods", p.Name, container+".log")
 	if previous {
 		name = path.Join("pods", p.Name, container+".previous.log")
 	}
-	stream, err := b.client.Kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name,
-		&corev1.PodLogOptions{Container: container, Previous: previous, Timestamps: true}).Stream(ctx)
+	o := &corev1.PodLogOptions{Container: container, Previous: previous, Timestamps: true}
+	data, cut, err := b.readLog(ctx, p, o)
 	if err != nil {
 		b.lack(name, err)
-		return nil
-	}
-	defer stream.Close()
-	data, cut, err := end(stream, b.options.LogLimit)
-	if err != nil {
-		b.lack(name, err)
+		if len(data) == 0 {
+			return nil
+		}
 	}
 	if cut {
 		b.lack(name, fmt.Errorf("only the last %d bytes", b.options.LogLimit))
@@ -300,20 +326,53 @@ func (b *bundle) log(ctx context.Context, p *cluster.Pod, container string, prev
 	return b.add(name, []byte(text(string(data))))
 }
 
-// end returns the end of a stream, from the begin of a line.
-func end(r io.Reader, limit int64) (data []byte, cut bool, err error) {
+// readLog returns the end of a log, and whether its begin is missing. On a disk that stalls, the
+// kubelet accepts the request and sends nothing, and the API server has no limit for logs. Errors:
+// no data within ExecTimeout, no end within ListTimeout, those of the API server. With an error the
+// data may be a part.
+func (b *bundle) readLog(ctx context.Context, p *cluster.Pod, o *corev1.PodLogOptions) (
+	data []byte, cut bool, err error) {
+	ctx, end := context.WithTimeoutCause(ctx, cluster.ListTimeout, fmt.Errorf("no end within %s", cluster.ListTimeout))
+	defer end()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	idle := time.AfterFunc(cluster.ExecTimeout, func() { cancel(fmt.Errorf("no data within %s", cluster.ExecTimeout)) })
+	defer idle.Stop()
+	stream, err := b.client.Kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name, o).Stream(ctx)
+	if err == nil {
+		defer stream.Close()
+		data, cut, err = tail(progress{stream, idle}, b.options.LogLimit)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return data, cut, err
+}
+
+// progress starts a timer again when it has read data.
+type progress struct {
+	io.Reader
+	idle *time.Timer
+}
+
+func (p progress) Read(data []byte) (int, error) {
+	n, err := p.Reader.Read(data)
+	if n > 0 {
+		p.idle.Reset(cluster.ExecTimeout)
+	}
+	return n, err
+}
+
+// tail returns the end of a stream, from the begin of a line: a part of a line may have a secret
+// without its name. With an error the data is the end of what was read before it.
+func tail(r io.Reader, limit int64) (data []byte, cut bool, err error) {
 	buffer := make([]byte, 64<<10)
-	for {
-		n, err := r.Read(buffer)
+	for err == nil {
+		var n int
+		n, err = r.Read(buffer)
 		data = append(data, buffer[:n]...)
 		if int64(len(data)) > 2*limit {
 			data, cut = append([]byte(nil), data[int64(len(data))-limit:]...), true
-		}
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return data, cut, err
 		}
 	}
 	if extra := int64(len(data)) - limit; extra > 0 {
@@ -322,14 +381,22 @@ func end(r io.Reader, limit int64) (data []byte, cut bool, err error) {
 	if cut {
 		_, data, _ = bytes.Cut(data, []byte("\n"))
 	}
-	return data, cut, nil
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return data, cut, err
 }
 
 // manifest adds the list of files, and of the parts that are missing.
 func (b *bundle) manifest(context.Context) error {
 	var m strings.Builder
-	fmt.Fprintf(&m, "Collected by kubectl causeway %s at %s.\n\nFiles:\n%s\n\nNot collected:\n", b.options.Version,
-		b.now.UTC().Format(time.RFC3339), strings.Join(b.files, "\n"))
+	fmt.Fprintf(&m, "Collected by kubectl causeway %s at %s.\n\nFiles:\n", b.options.Version,
+		b.now.UTC().Format(time.RFC3339))
+	slices.SortStableFunc(b.files, func(x, y entry) int { return strings.Compare(x.name, y.name) })
+	for _, f := range b.files {
+		fmt.Fprintf(&m, "%10d  %s\n", f.size, f.name)
+	}
+	fmt.Fprint(&m, "\nNot collected:\n")
 	for _, line := range b.missing {
 		fmt.Fprintf(&m, "%s\n", text(line))
 	}

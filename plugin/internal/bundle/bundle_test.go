@@ -12,16 +12,24 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/iotest"
+	"testing/synctest"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
@@ -310,12 +318,226 @@ func TestNoNamedValueIsKept(t *testing.T) {
 
 func TestTheEndOfALogIsKept(t *testing.T) {
 	log := strings.Repeat("0123456789\n", 1000)
-	data, cut, err := end(strings.NewReader(log+"last\n"), 100)
+	data, cut, err := tail(strings.NewReader(log+"last\n"), 100)
 	if err != nil || !cut || len(data) > 100 || !strings.HasSuffix(string(data), "last\n") || !strings.HasPrefix(string(data), "0123456789\n") {
 		t.Errorf("%q, %v, %v", data, cut, err)
 	}
-	if data, cut, err = end(strings.NewReader("a\nb\n"), 100); err != nil || cut || string(data) != "a\nb\n" {
+	if data, cut, err = tail(strings.NewReader("a\nb\n"), 100); err != nil || cut || string(data) != "a\nb\n" {
 		t.Errorf("%q, %v, %v", data, cut, err)
+	}
+}
+
+// A log that breaks off is longer than the limit, too: half of its first line may be a secret without
+// its name.
+func TestTheEndOfALogThatBreaksOffBeginsWithALine(t *testing.T) {
+	broken := errors.New("broken")
+	r := io.MultiReader(strings.NewReader("password="+strings.Repeat("x", 50)+marker+"\nkept-1\nkept-2"), iotest.ErrReader(broken))
+	if data, cut, err := tail(r, 30); !errors.Is(err, broken) || !cut || string(data) != "kept-1\nkept-2" {
+		t.Errorf("%q, %v, %v", data, cut, err)
+	}
+}
+
+// logs is a client whose logs come from a transport.
+type logs struct {
+	kubernetes.Interface
+	from kubernetes.Interface
+}
+
+type logsCore struct {
+	corev1client.CoreV1Interface
+	from kubernetes.Interface
+}
+
+type logsPods struct {
+	corev1client.PodInterface
+	from corev1client.PodInterface
+}
+
+func (l logs) CoreV1() corev1client.CoreV1Interface { return logsCore{l.Interface.CoreV1(), l.from} }
+
+func (l logsCore) Pods(namespace string) corev1client.PodInterface {
+	return logsPods{l.CoreV1Interface.Pods(namespace), l.from.CoreV1().Pods(namespace)}
+}
+
+func (l logsPods) GetLogs(name string, o *corev1.PodLogOptions) *rest.Request {
+	return l.from.GetLogs(name, o)
+}
+
+// roundTrip answers requests of logs.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// withLogs replaces the logs of a client.
+func withLogs(t *testing.T, c cluster.Client, answer roundTrip) cluster.Client {
+	t.Helper()
+	from, err := kubernetes.NewForConfig(&rest.Config{Host: "http://127.0.0.1:1", Transport: answer, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Kube = logs{c.Kube, from}
+	return c
+}
+
+// slow is the body of a log: it has a line after each pause, and stalls after the last one.
+type slow struct {
+	ctx    context.Context
+	pauses []time.Duration
+	ends   bool
+}
+
+func (s *slow) Read(p []byte) (int, error) {
+	if len(s.pauses) == 0 {
+		if s.ends {
+			return 0, io.EOF
+		}
+		<-s.ctx.Done()
+		return 0, s.ctx.Err()
+	}
+	select {
+	case <-time.After(s.pauses[0]):
+	case <-s.ctx.Done():
+		return 0, s.ctx.Err()
+	}
+	s.pauses = s.pauses[1:]
+	return copy(p, "a-line\n"), nil
+}
+
+func (s *slow) Close() error { return nil }
+
+// A kubelet with a disk that stalls accepts the request and sends nothing more.
+func TestALogHasALimit(t *testing.T) {
+	steps := func(n int, d time.Duration) []time.Duration { return slices.Repeat([]time.Duration{d}, n) }
+	for _, tc := range []struct {
+		name   string
+		accept bool // the request is answered
+		pauses []time.Duration
+		ends   bool
+		takes  time.Duration
+		lack   string
+		log    string
+	}{
+		{"no answer", false, nil, false, cluster.ExecTimeout, "no data within 30s", ""},
+		{"no data", true, nil, false, cluster.ExecTimeout, "no data within 30s", ""},
+		{"it stalls after two lines", true, steps(2, time.Second), false, cluster.ExecTimeout + 2*time.Second, "no data within 30s", "a-line\na-line\n"},
+		{"it is slow", true, steps(3, 20*time.Second), true, time.Minute, "", strings.Repeat("a-line\n", 3)},
+		{"it has no end", true, steps(1000, 19*time.Second), true, cluster.ListTimeout, "no end within 5m0s", strings.Repeat("a-line\n", 15)},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			client := withLogs(t, fake.Healthy().Clients().Client, func(r *http.Request) (*http.Response, error) {
+				if !tc.accept {
+					<-r.Context().Done()
+					return nil, r.Context().Err()
+				}
+				return &http.Response{StatusCode: http.StatusOK, Body: &slow{r.Context(), tc.pauses, tc.ends}, Request: r}, nil
+			})
+			v, err := cluster.Gather(t.Context(), client, cluster.Selection{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := &v.Drivers[0].NodePods()[0].Status
+			p.ContainerStatuses = p.ContainerStatuses[:1]
+			for _, other := range slices.Concat(v.Drivers[0].ControllerPods(), v.Drivers[0].NodePods()[1:]) {
+				other.Status.ContainerStatuses = nil
+			}
+			start := time.Now()
+			var out bytes.Buffer
+			if _, err := Write(t.Context(), client, v, Options{LogLimit: 1 << 20, Program: "/driver"}, &out); err != nil {
+				t.Fatal(err)
+			}
+			files := read(t, &out)
+			if d := time.Since(start); d != tc.takes {
+				t.Errorf("%s: after %s, want %s", tc.name, d, tc.takes)
+			}
+			if got := files["pods/causeway-node-1/driver.log"]; got != tc.log {
+				t.Errorf("%s: %q, want %q", tc.name, got, tc.log)
+			}
+			line := "pods/causeway-node-1/driver.log: " + tc.lack
+			if has := strings.Contains(files["MANIFEST"], line); has != (tc.lack != "") {
+				t.Errorf("%s: %s", tc.name, files["MANIFEST"])
+			}
+		})
+	}
+}
+
+// counter counts requests.
+type counter struct {
+	mu               sync.Mutex
+	now, most, total int
+}
+
+// begin counts a request until its end.
+func (c *counter) begin() (end func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.total, c.now = c.total+1, c.now+1
+	c.most = max(c.most, c.now)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.now--
+	}
+}
+
+// One node whose disk stalls must not hold the logs of the others, and the API server must not get
+// all requests at once.
+func TestLogsAreReadAtTheSameTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.Healthy()
+		for _, p := range []string{"causeway-node-1", "causeway-node-2", "causeway-controller-6d-1", "causeway-controller-6d-2"} {
+			for i := range fake.Get[*corev1.Pod](c, p).Status.ContainerStatuses {
+				fake.Get[*corev1.Pod](c, p).Status.ContainerStatuses[i].RestartCount = 1
+			}
+		}
+		var n counter
+		client := withLogs(t, c.Clients().Client, func(r *http.Request) (*http.Response, error) {
+			defer n.begin()()
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		})
+		v, err := cluster.Gather(t.Context(), client, cluster.Selection{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if _, err := Write(t.Context(), client, v, Options{LogLimit: 1 << 20, Program: "/driver"}, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		rounds := (n.total + logsAtOnce - 1) / logsAtOnce
+		if d := time.Since(start); n.total <= logsAtOnce || n.most != logsAtOnce || d != time.Duration(rounds)*cluster.ExecTimeout {
+			t.Errorf("%d requests, %d at once, after %s", n.total, n.most, d)
+		}
+	})
+}
+
+// The kubelet of a node that is not ready reads no log.
+func TestPodsOfNodesThatAreNotReadyAreSkipped(t *testing.T) {
+	c := fake.Healthy()
+	fake.Get[*corev1.Node](c, "node-2").Status.Conditions[0].Status = corev1.ConditionUnknown
+	clients := c.Clients()
+	client := withLogs(t, clients.Client, func(r *http.Request) (*http.Response, error) {
+		if strings.Contains(r.URL.Path, "node-2") || strings.Contains(r.URL.Path, "6d-2") {
+			t.Errorf("%s is asked", r.URL)
+		}
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("x\n")), Request: r}, nil
+	})
+	v, err := cluster.Gather(t.Context(), client, cluster.Selection{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	complete, err := Write(t.Context(), client, v, Options{LogLimit: 1 << 20, Program: "/driver"}, &out)
+	if err != nil || complete {
+		t.Fatalf("%v, %v", complete, err)
+	}
+	files := read(t, &out)
+	if files["pods/causeway-node-1/driver.log"] != "x\n" || files["pods/causeway-node-2/driver.log"] != "" {
+		t.Errorf("%v", slices.Sorted(maps.Keys(files)))
+	}
+	for _, line := range []string{"logs of causeway-node-2: node node-2 is not ready\n", "logs of causeway-controller-6d-2: node node-2 is not ready\n"} {
+		if !strings.Contains(files["MANIFEST"], line) {
+			t.Errorf("%q is not in %s", line, files["MANIFEST"])
+		}
 	}
 }
 
