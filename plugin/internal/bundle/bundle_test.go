@@ -111,7 +111,7 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 	p.Status.ContainerStatuses[0].RestartCount = 1
 	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-1"}, Spec: corev1.PersistentVolumeSpec{
 		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: fake.Driver, VolumeHandle: "h",
-			VolumeAttributes: map[string]string{"password": marker}}}}}
+			VolumeAttributes: map[string]string{"password": marker, "restuserkey": marker, "url": "https://h/x?sv=1&sig=" + marker}}}}}
 	c.Add(volume)
 	c.Answer("causeway-node-1", "driver", "/readyz", 503, "Authorization: Bearer "+marker+marker)
 	c.Pods.OnExec = func(_, _ string, _ []string, out io.Writer) error {
@@ -234,6 +234,9 @@ func TestSecretsInText(t *testing.T) {
 		"connectionString: x":                                                    "connectionString: REDACTED",
 		"client-key: x":                                                          "client-key: REDACTED",
 		"dnsPolicy: x":                                                           "dnsPolicy: x",
+		"restuserkey: x":                                                         "restuserkey: REDACTED",
+		"url: https://h/x?sv=1&sig=x&se=2":                                       "url: https://h/x?sv=1&sig=REDACTED",
+		"assign sig=9 design=x":                                                  "assign sig=9 design=x",
 	} {
 		if got := text(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
@@ -250,7 +253,9 @@ var shapes = []string{
 	"passwords: [x, $]", "run --password $", "sh -c 'run --smb-password $'", "-token $", `["--password", "$"]`, "DB_PASSWORD_OLD=$",
 	"accountkey=$", "AccountKey=$", "storage-account-key: $", "keytab: $", "API key: $", "private_key_id=$", "encryptionKey=$",
 	"Authorization: Basic $", "authorization: $", "Bearer $", "Cookie: a=$", "Set-Cookie: $", "credentials=$", "password[0]=$", "pass=$",
-	"dbpass: $", "pwd=$", "password (new): $", "secretName: x, password: $",
+	"dbpass: $", "restuserkey: $", "userKey=$", "user key: $", "signature=$", "https://h/x?X-Amz-Signature=$", "https://h/x?a=b&token=$",
+	"https://h/x?sig=$", "GET /x?sv=1&SIG=$", `{"url":"https://h/x?sv=1\u0026sig=$"}`, "https://h/?u=x%3Fsv%3D1%26sig%3D$", "<a href='/x?a=1&amp;sig=$'/>",
+	"pwd=$", "password (new): $", "secretName: x, password: $",
 }
 
 // several are forms with several lines.
@@ -292,7 +297,7 @@ func TestNoShapeOfASecretIsKept(t *testing.T) {
 // In YAML, JSON and objects the names decide, with values of any type and any content.
 func TestNoNamedValueIsKept(t *testing.T) {
 	for _, secret := range []string{marker, "a b\n" + marker, "a, & { [ ' \" \n" + marker + "\n"} {
-		for _, name := range []string{"password", "DB_PASSWORD_OLD", "accountkey", "storage-account-key", "keytab", "passwords", "apiKey", "authorization"} {
+		for _, name := range []string{"password", "DB_PASSWORD_OLD", "accountkey", "storage-account-key", "keytab", "passwords", "apiKey", "authorization", "restuserkey", "signature"} {
 			for _, v := range []any{secret, []any{secret}, map[string]any{"x": secret}, []any{map[string]any{"x": []any{secret}}}} {
 				for _, document := range []any{map[string]any{name: v, "kept": "x"}, []any{map[string]any{"deep": map[string]any{name: v}, "kept": "x"}},
 					map[string]any{"env": []any{map[string]any{"name": name, "value": v}}, "kept": "x"}} {
