@@ -235,29 +235,58 @@ func (b *bundle) owns(o *unstructured.Unstructured) bool {
 	return owned
 }
 
-// answers adds the answers of the ports of pods.
+// answers adds the answers of the ports of pods. Those of /readyz are in the view, and metrics only
+// as numbers, so it asks for them again.
 func (b *bundle) answers(ctx context.Context) error {
+	run, ctx := errgroup.WithContext(ctx)
+	run.SetLimit(cluster.AsksAtOnce)
 	for _, d := range b.view.Drivers {
 		for _, p := range d.Pods() {
 			if !p.Asked {
-				b.lack("ports of "+p.Name, fmt.Errorf("the pod does not run: %s", p.Status.Phase))
+				b.lack("ports of "+p.Name, b.notAsked(p))
 				continue
 			}
-			for _, at := range []struct{ port, path string }{{"driver-http", "/readyz"}, {"driver-http", "/metrics"},
-				{"sidecars-http", "/readyz"}, {"sidecars-http", "/metrics"}} {
-				a := cluster.Ask(ctx, b.client, p.Pod, at.port, at.path)
-				name := path.Join("pods", p.Name, at.port+strings.ReplaceAll(at.path, "/", "-")+".txt")
-				if a.Err != nil {
-					b.lack(name, a.Err)
-					continue
-				}
-				if err := b.add(name, fmt.Appendf(nil, "status %d\n%s", a.Status, text(a.Body))); err != nil {
-					return err
-				}
-			}
+			run.Go(func() error { return b.port(ctx, p, "driver-http", p.DriverReady, p.DriverMetricsErr) })
+			run.Go(func() error { return b.port(ctx, p, "sidecars-http", p.SidecarsReady, p.SidecarErrors) })
 		}
 	}
-	return nil
+	return run.Wait()
+}
+
+// notAsked returns the reason why the ports of a pod were not asked.
+func (b *bundle) notAsked(p *cluster.Pod) error {
+	err := b.nodeNotReady(p)
+	switch {
+	case p.Ended:
+		return errors.New("the pod was deleted while the view was gathered")
+	case err != nil:
+		return err
+	case p.DeletionTimestamp != nil:
+		return errors.New("the pod is being deleted")
+	}
+	return fmt.Errorf("the pod does not run: %s", p.Status.Phase)
+}
+
+// port adds the answers of a port: the one of /readyz from the view, and /metrics. A port that
+// answered neither of them in the view is not asked again.
+func (b *bundle) port(ctx context.Context, p *cluster.Pod, port string, ready cluster.Answer, metrics error) error {
+	if err := b.answer(p, port+"-readyz.txt", ready); err != nil {
+		return err
+	}
+	if ready.Err != nil && metrics != nil {
+		return b.answer(p, port+"-metrics.txt", cluster.Answer{Err: metrics})
+	}
+	return b.answer(p, port+"-metrics.txt", cluster.Ask(ctx, b.client, p.Pod, port, "/metrics"))
+}
+
+// answer adds an answer of a pod.
+func (b *bundle) answer(p *cluster.Pod, file string, a cluster.Answer) error {
+	name := path.Join("pods", p.Name, file)
+	if a.Err != nil {
+		b.lack(name, a.Err)
+		return nil
+	}
+	return b.add(name, fmt.Appendf(nil, "status %d\n%s", a.Status, text(a.Body)))
 }
 
 // records adds the volumes and snapshots that the drivers hold.

@@ -539,10 +539,69 @@ func TestPodsOfNodesThatAreNotReadyAreSkipped(t *testing.T) {
 	if files["pods/causeway-node-1/driver.log"] != "x\n" || files["pods/causeway-node-2/driver.log"] != "" {
 		t.Errorf("%v", slices.Sorted(maps.Keys(files)))
 	}
-	for _, line := range []string{"logs of causeway-node-2: node node-2 is not ready\n", "logs of causeway-controller-6d-2: node node-2 is not ready\n"} {
+	for _, line := range []string{"logs of causeway-node-2: node node-2 is not ready\n", "logs of causeway-controller-6d-2: node node-2 is not ready\n",
+		"ports of causeway-node-2: node node-2 is not ready\n"} {
 		if !strings.Contains(files["MANIFEST"], line) {
 			t.Errorf("%q is not in %s", line, files["MANIFEST"])
 		}
+	}
+}
+
+// silent are pods that accept connections and do not answer, except some paths.
+type silent struct {
+	cluster.Pods
+	answers func(pod, path string) bool
+	counter
+}
+
+func (s *silent) Get(ctx context.Context, p *corev1.Pod, port int32, path string) cluster.Answer {
+	defer s.begin()()
+	if s.answers(p.Name, path) {
+		return s.Pods.Get(ctx, p, port, path)
+	}
+	<-ctx.Done()
+	return cluster.Answer{Err: context.Cause(ctx)}
+}
+
+// The view has the answers of a few seconds ago: a pod that was silent then takes no more time.
+func TestSilentPodsAreNotAskedAgain(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		answers func(pod, path string) bool
+		asks    int
+		takes   time.Duration
+	}{
+		{"all answer", func(string, string) bool { return true }, 8, 0},
+		{"one is silent", func(pod, _ string) bool { return pod != "causeway-node-1" }, 6, 0},
+		{"/metrics are silent", func(_, path string) bool { return path == "/readyz" }, 8, cluster.AskTimeout},
+		{"all are silent", func(string, string) bool { return false }, 0, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			client := fake.Healthy().Clients().Client
+			pods := &silent{Pods: client.Pods, answers: tc.answers}
+			client.Pods = pods
+			v, err := cluster.Gather(t.Context(), client, cluster.Selection{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pods.total = 0
+			start := time.Now()
+			var out bytes.Buffer
+			if _, err := Write(t.Context(), client, v, Options{LogLimit: 1 << 20, Program: "/driver"}, &out); err != nil {
+				t.Fatal(err)
+			}
+			if d := time.Since(start); pods.total != tc.asks || d != tc.takes {
+				t.Errorf("%s: %d requests in %s, want %d in %s", tc.name, pods.total, d, tc.asks, tc.takes)
+			}
+			files := read(t, &out)
+			for _, path := range []string{"/readyz", "/metrics"} {
+				name := "pods/causeway-node-1/driver-http" + strings.ReplaceAll(path, "/", "-") + ".txt"
+				answers, lack := tc.answers("causeway-node-1", path), name+": no answer within 15s"
+				if (files[name] != "") != answers || strings.Contains(files["MANIFEST"], lack) == answers {
+					t.Errorf("%s: %q, %s", tc.name, files[name], files["MANIFEST"])
+				}
+			}
+		})
 	}
 }
 
