@@ -133,36 +133,54 @@ func (b *bundle) summary(context.Context) error {
 
 // collection is a kind of objects of the archive.
 type collection struct {
-	resource   schema.GroupVersionResource
-	namespaced bool // only those in the namespaces of the drivers
+	resource schema.GroupVersionResource
+	of       scope
+	driver   []string // path of the field with the name of the driver, of the scope storage
 }
+
+// scope tells which objects of a kind are in the archive as a whole. Of all others it has the names.
+type scope int
+
+const (
+	installation scope = iota // objects of the installation, in the namespaces of the drivers
+	storage                   // objects of the cluster whose driver is one of the installation
+	all                       // all objects of the cluster
+)
 
 func resource(group, version, name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: group, Version: version, Resource: name}
 }
 
 // collections are the kinds of the archive, owners first and events after their objects. Secret is
-// not among them.
+// not among them. Parameters of classes and attributes of volumes may have secrets of other drivers
+// under names that redact.go does not know.
 var collections = []collection{
-	{resource("apps", "v1", "deployments"), true}, {resource("apps", "v1", "daemonsets"), true},
-	{resource("apps", "v1", "replicasets"), true}, {resource("", "v1", "pods"), true}, {resource("", "v1",
-		"services"), true},
-	{resource("", "v1", "configmaps"), true}, {resource("", "v1", "serviceaccounts"), true}, {resource("", "v1",
-		"events"), true},
-	{resource("networking.k8s.io", "v1", "networkpolicies"), true}, {resource("coordination.k8s.io", "v1", "leases"),
-		true},
-	{resource("storage.k8s.io", "v1", "csistoragecapacities"), true}, {resource("", "v1", "nodes"), false},
-	{resource("", "v1", "persistentvolumes"), false}, {resource("storage.k8s.io", "v1", "csidrivers"), false},
-	{resource("storage.k8s.io", "v1", "csinodes"), false}, {resource("storage.k8s.io", "v1", "storageclasses"), false},
-	{resource("storage.k8s.io", "v1", "volumeattachments"), false}, {cluster.Contents, false}, {
-		cluster.GroupContents, false},
+	{resource("apps", "v1", "deployments"), installation, nil},
+	{resource("apps", "v1", "daemonsets"), installation, nil},
+	{resource("apps", "v1", "replicasets"), installation, nil},
+	{resource("", "v1", "pods"), installation, nil},
+	{resource("", "v1", "services"), installation, nil},
+	{resource("", "v1", "configmaps"), installation, nil},
+	{resource("", "v1", "serviceaccounts"), installation, nil},
+	{resource("", "v1", "events"), installation, nil},
+	{resource("networking.k8s.io", "v1", "networkpolicies"), installation, nil},
+	{resource("coordination.k8s.io", "v1", "leases"), installation, nil},
+	{resource("storage.k8s.io", "v1", "csistoragecapacities"), installation, nil},
+	{resource("", "v1", "nodes"), all, nil},
+	{resource("storage.k8s.io", "v1", "csinodes"), all, nil},
+	{resource("", "v1", "persistentvolumes"), storage, []string{"spec", "csi", "driver"}},
+	{resource("storage.k8s.io", "v1", "csidrivers"), storage, []string{"metadata", "name"}},
+	{resource("storage.k8s.io", "v1", "storageclasses"), storage, []string{"provisioner"}},
+	{resource("storage.k8s.io", "v1", "volumeattachments"), storage, []string{"spec", "attacher"}},
+	{cluster.Contents, storage, []string{"spec", "driver"}},
+	{cluster.GroupContents, storage, []string{"spec", "driver"}},
 }
 
 // objects adds the objects of the installation, and of the storage of the cluster.
 func (b *bundle) objects(ctx context.Context) error {
 	for _, c := range collections {
 		namespaces := []string{""}
-		if c.namespaced {
+		if c.of == installation {
 			namespaces = b.namespaces()
 		}
 		for _, ns := range namespaces {
@@ -182,29 +200,62 @@ func (b *bundle) namespaces() (all []string) {
 	return slices.Compact(all)
 }
 
-// list adds the objects of a kind in a file. The namespace of a driver may be that of other
-// applications: of their objects it adds the names.
+// list adds the objects of a kind in a file, or those that were read before an error.
 func (b *bundle) list(ctx context.Context, c collection, namespace string) error {
 	r := c.resource
-	l, err := b.client.Dynamic.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
+	docs, err := b.pages(ctx, c, namespace)
 	if err != nil {
 		b.lack("objects "+r.GroupResource().String(), err)
-		return nil
-	}
-	var docs [][]byte
-	for i := range l.Items {
-		o := &l.Items[i]
-		content := o.Object
-		if c.namespaced && !b.owns(o) {
-			content = names(content)
+		if len(docs) == 0 {
+			return nil
 		}
-		doc, err := yaml.Marshal(object(content))
-		if err != nil {
-			return err
-		}
-		docs = append(docs, doc)
 	}
 	return b.add(path.Join("objects", namespace, r.GroupResource().String()+".yaml"), bytes.Join(docs, []byte("---\n")))
+}
+
+// Numbers of objects of a kind: in one answer of the API server, and in the archive.
+const (
+	pageSize   = 500
+	maxObjects = 100_000
+)
+
+// pages returns the objects of a kind as YAML. With an error it returns those of the pages before.
+func (b *bundle) pages(ctx context.Context, c collection, namespace string) (docs [][]byte, err error) {
+	client, o := b.client.Dynamic.Resource(c.resource).Namespace(namespace), metav1.ListOptions{Limit: pageSize}
+	for range maxObjects / pageSize {
+		l, err := client.List(ctx, o)
+		if err != nil {
+			return docs, err
+		}
+		for i := range l.Items {
+			content := l.Items[i].Object
+			if !b.whole(c, &l.Items[i]) {
+				content = names(content)
+			}
+			doc, err := yaml.Marshal(object(content))
+			if err != nil {
+				return docs, err
+			}
+			docs = append(docs, doc)
+		}
+		if o.Continue = l.GetContinue(); o.Continue == "" {
+			return docs, nil
+		}
+	}
+	return docs, fmt.Errorf("only the first %d objects", len(docs))
+}
+
+// whole reports whether the archive has an object as a whole. The namespace of a driver may be that
+// of other applications, and the cluster may have other drivers: of their objects it has the names.
+func (b *bundle) whole(c collection, o *unstructured.Unstructured) bool {
+	switch c.of {
+	case installation:
+		return b.owns(o)
+	case storage:
+		name, _, _ := unstructured.NestedString(o.Object, c.driver...)
+		return b.view.Driver(name) != nil
+	}
+	return true
 }
 
 // owns reports whether an object of a namespace belongs to the installation: it has the label of

@@ -26,7 +26,11 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -206,6 +210,127 @@ func TestObjectsOfOthersAreNames(t *testing.T) {
 		"holderIdentity", "storageClassName: causeway-hostpath"} {
 		if !strings.Contains(all, kept) {
 			t.Errorf("%q is not in the archive", kept)
+		}
+	}
+}
+
+// Names of parameters of other drivers are not known, so neither are those of their secrets.
+func TestStorageOfOtherDriversIsNames(t *testing.T) {
+	c := fake.Healthy()
+	name := func(n string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Name: n, Annotations: map[string]string{"x": marker}, Labels: map[string]string{"x": marker}}
+	}
+	volume := func(n, driver, value string) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: n}, Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: value,
+				VolumeAttributes: map[string]string{"x": value}}}}}
+	}
+	attachment := func(n, driver, value string) *storagev1.VolumeAttachment {
+		return &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: n}, Spec: storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: value}}
+	}
+	content := func(group, kind, n, driver, value string) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{"apiVersion": group + ".storage.k8s.io/v1", "kind": kind,
+			"metadata": map[string]any{"name": n}, "spec": map[string]any{"driver": driver, "source": map[string]any{"x": value}}}}
+	}
+	theirs := name("pv-without-driver")
+	theirs.Labels["app.kubernetes.io/part-of"] = "causeway"
+	c.Add(volume("pv-theirs", "csi.example.com", marker), volume("pv-ours", fake.Driver, "kept-volume"),
+		&corev1.PersistentVolume{ObjectMeta: theirs, Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: marker, Path: "/"}}}},
+		&storagev1.StorageClass{ObjectMeta: name("class-theirs"), Provisioner: "csi.example.com", Parameters: map[string]string{"x": marker}},
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "class-ours"}, Provisioner: fake.Driver, Parameters: map[string]string{"x": "kept-class"}},
+		&storagev1.CSIDriver{ObjectMeta: name("csi.example.com"), Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: marker}}}},
+		attachment("attachment-theirs", "csi.example.com", marker), attachment("attachment-ours", fake.Driver, "kept-node"))
+	c.Custom = append(c.Custom, content("snapshot", "VolumeSnapshotContent", "content-theirs", "csi.example.com", marker),
+		content("snapshot", "VolumeSnapshotContent", "content-ours", fake.Driver, "kept-content"),
+		content("groupsnapshot", "VolumeGroupSnapshotContent", "group-theirs", "csi.example.com", marker),
+		content("groupsnapshot", "VolumeGroupSnapshotContent", "group-ours", fake.Driver, "kept-group"))
+	all := ""
+	for name, data := range write(t, c) {
+		if i := strings.Index(data, marker); i >= 0 {
+			t.Errorf("%s has a value of another driver: %s", name, data[max(0, i-80):i])
+		}
+		if strings.HasPrefix(name, "objects/") {
+			all += data
+		}
+	}
+	for _, kept := range []string{"kept-volume", "kept-class", "kept-node", "kept-content", "kept-group", "name: pv-theirs", "name: pv-without-driver",
+		"name: class-theirs", "name: csi.example.com", "name: attachment-theirs", "name: content-theirs", "name: group-theirs",
+		"podInfoOnMount", "kernelVersion", "nodeID: node-1"} {
+		if !strings.Contains(all, kept) {
+			t.Errorf("%q is not in the archive", kept)
+		}
+	}
+}
+
+// volumes is a client whose PersistentVolumes come from another one: the fake has no pages.
+type volumes struct {
+	dynamic.Interface
+	from dynamic.Interface
+}
+
+func (v volumes) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
+	if r.Resource == "persistentvolumes" {
+		return v.from.Resource(r)
+	}
+	return v.Interface.Resource(r)
+}
+
+// A list of a large cluster comes in pages, and a server may end it early, or never.
+func TestListsHavePages(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		pages       int // 0: without an end
+		fails       int // the page with an error
+		want        int
+		lack        string
+		pagesOfList int
+	}{
+		{"three pages", 3, 0, 3, "", 3},
+		{"the second page fails", 3, 2, 1, "expired\n", 2},
+		{"the first page fails", 3, 1, 0, "expired\n", 1},
+		{"no end", 0, 0, maxObjects / pageSize, "objects persistentvolumes: only the first 200 objects", maxObjects / pageSize},
+	} {
+		asked := 0
+		answer := func(r *http.Request) (*http.Response, error) {
+			want := ""
+			if asked > 0 {
+				want = fmt.Sprint(asked)
+			}
+			if q := r.URL.Query(); q.Get("limit") != fmt.Sprint(pageSize) || q.Get("continue") != want {
+				t.Errorf("%s: request %d is %s", tc.name, asked, r.URL)
+			}
+			if asked++; asked == tc.fails {
+				return nil, errors.New("expired")
+			}
+			next := fmt.Sprint(asked)
+			if asked == tc.pages {
+				next = ""
+			}
+			body := fmt.Sprintf(`{"apiVersion":"v1","kind":"PersistentVolumeList","metadata":{"continue":%q},"items":[{"metadata":{"name":"page-%d"}}]}`, next, asked)
+			return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+				Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+		}
+		from, err := dynamic.NewForConfig(&rest.Config{Host: "http://127.0.0.1:1", Transport: roundTrip(answer), QPS: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := fake.Healthy().Clients().Client
+		client.Dynamic = volumes{client.Dynamic, from}
+		v, err := cluster.Gather(t.Context(), client, cluster.Selection{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if _, err := Write(t.Context(), client, v, Options{LogLimit: 1 << 20, Program: "/driver"}, &out); err != nil {
+			t.Fatal(err)
+		}
+		files := read(t, &out)
+		if got := strings.Count(files["objects/persistentvolumes.yaml"], "name: page-"); got != tc.want || asked != tc.pagesOfList {
+			t.Errorf("%s: %d objects of %d pages", tc.name, got, asked)
+		}
+		if !strings.Contains(files["MANIFEST"], tc.lack) || tc.lack == "" && strings.Contains(files["MANIFEST"], "objects persistentvolumes:") {
+			t.Errorf("%s: %s", tc.name, files["MANIFEST"])
 		}
 	}
 }
@@ -652,7 +777,7 @@ func TestThePageHasTheRights(t *testing.T) {
 	}
 	rows := strings.Join(regexp.MustCompile("(?m)^\\| (`status`|`bundle`).*").FindAllString(string(page), -1), "\n")
 	for _, c := range collections {
-		if name := c.resource.Resource; !c.namespaced && !regexp.MustCompile(`\b`+name+`\b`).MatchString(rows) {
+		if name := c.resource.Resource; c.of != installation && !regexp.MustCompile(`\b`+name+`\b`).MatchString(rows) {
 			t.Errorf("docs/how-to/plugin.md does not have %s among the rights of bundle", name)
 		}
 	}
