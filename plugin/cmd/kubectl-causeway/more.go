@@ -56,6 +56,9 @@ func bundleCommand() command {
 			if err := noArguments(args); err != nil {
 				return err
 			}
+			if s.output == "json" {
+				return fmt.Errorf("%w: bundle has no --output=json: it writes an archive", errUsage)
+			}
 			if o.LogLimit <= 0 {
 				return fmt.Errorf("%w: invalid --log-limit %d: must be positive", errUsage, o.LogLimit)
 			}

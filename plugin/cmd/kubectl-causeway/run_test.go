@@ -54,6 +54,7 @@ func TestCommandLines(t *testing.T) {
 		{[]string{"doctor", "--help"}, 0, "Exit codes"}, {[]string{"volume"}, 2, "want the name of a claim"},
 		{[]string{"orphans", "--yes"}, 2, "need --delete"}, {[]string{"orphans", "--delete", "-o=json"}, 2, "no --output=json"},
 		{[]string{"orphans", "--settle=-1s"}, 2, "--settle"}, {[]string{"bundle", "--log-limit=0"}, 2, "must be positive"},
+		{[]string{"bundle", "-o", "json"}, 2, "bundle has no --output=json"},
 		{[]string{"doctor", "-n", "elsewhere"}, 2, "could not check: there is no driver"},
 		{[]string{"status", "-n", "elsewhere"}, 1, `in namespace "elsewhere"`}, {[]string{"status", "--driver=x"}, 1, `with the name "x"`},
 		{[]string{"volume", "none"}, 1, "not found"},

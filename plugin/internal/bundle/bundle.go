@@ -15,8 +15,10 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -36,16 +38,28 @@ type Options struct {
 	Program  string // path of the driver in its image
 }
 
+// logsAtOnce is the number of logs that are read at the same time. Of each up to twice
+// Options.LogLimit is in memory.
+const logsAtOnce = 8
+
 // bundle is an archive under construction.
 type bundle struct {
 	client  cluster.Client
 	view    *cluster.View
 	options Options
-	out     *tar.Writer
 	now     time.Time
-	files   []string // lines of the manifest
-	missing []string
 	own     map[string]bool // objects of the installation, by kind, namespace and name
+
+	mu      sync.Mutex // of the fields below
+	out     *tar.Writer
+	files   []entry
+	missing []string
+}
+
+// entry is a file of the archive.
+type entry struct {
+	name string
+	size int
 }
 
 // Write writes the archive. It reports whether the archive has all parts: its MANIFEST has each
@@ -73,7 +87,9 @@ func (b *bundle) add(name string, data []byte) error {
 		b.lack(fmt.Sprintf("file %q", name), errors.New("invalid name"))
 		return nil
 	}
-	b.files = append(b.files, fmt.Sprintf("%10d  %s", len(data), name))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.files = append(b.files, entry{name, len(data)})
 	h := &tar.Header{Name: path.Join("causeway-bundle", name), Mode: 0o600, Size: int64(len(data)), ModTime: b.now,
 		Typeflag: tar.TypeReg}
 	if err := b.out.WriteHeader(h); err != nil {
@@ -85,6 +101,8 @@ func (b *bundle) add(name string, data []byte) error {
 
 // lack notes a part that could not be collected.
 func (b *bundle) lack(part string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.missing = append(b.missing, text(fmt.Sprintf("%s: %v", part, err)))
 }
 
@@ -115,36 +133,54 @@ func (b *bundle) summary(context.Context) error {
 
 // collection is a kind of objects of the archive.
 type collection struct {
-	resource   schema.GroupVersionResource
-	namespaced bool // only those in the namespaces of the drivers
+	resource schema.GroupVersionResource
+	of       scope
+	driver   []string // path of the field with the name of the driver, of the scope storage
 }
+
+// scope tells which objects of a kind are in the archive as a whole. Of all others it has the names.
+type scope int
+
+const (
+	installation scope = iota // objects of the installation, in the namespaces of the drivers
+	storage                   // objects of the cluster whose driver is one of the installation
+	all                       // all objects of the cluster
+)
 
 func resource(group, version, name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: group, Version: version, Resource: name}
 }
 
 // collections are the kinds of the archive, owners first and events after their objects. Secret is
-// not among them.
+// not among them. Parameters of classes and attributes of volumes may have secrets of other drivers
+// under names that redact.go does not know.
 var collections = []collection{
-	{resource("apps", "v1", "deployments"), true}, {resource("apps", "v1", "daemonsets"), true},
-	{resource("apps", "v1", "replicasets"), true}, {resource("", "v1", "pods"), true}, {resource("", "v1",
-		"services"), true},
-	{resource("", "v1", "configmaps"), true}, {resource("", "v1", "serviceaccounts"), true}, {resource("", "v1",
-		"events"), true},
-	{resource("networking.k8s.io", "v1", "networkpolicies"), true}, {resource("coordination.k8s.io", "v1", "leases"),
-		true},
-	{resource("storage.k8s.io", "v1", "csistoragecapacities"), true}, {resource("", "v1", "nodes"), false},
-	{resource("", "v1", "persistentvolumes"), false}, {resource("storage.k8s.io", "v1", "csidrivers"), false},
-	{resource("storage.k8s.io", "v1", "csinodes"), false}, {resource("storage.k8s.io", "v1", "storageclasses"), false},
-	{resource("storage.k8s.io", "v1", "volumeattachments"), false}, {cluster.Contents, false}, {
-		cluster.GroupContents, false},
+	{resource("apps", "v1", "deployments"), installation, nil},
+	{resource("apps", "v1", "daemonsets"), installation, nil},
+	{resource("apps", "v1", "replicasets"), installation, nil},
+	{resource("", "v1", "pods"), installation, nil},
+	{resource("", "v1", "services"), installation, nil},
+	{resource("", "v1", "configmaps"), installation, nil},
+	{resource("", "v1", "serviceaccounts"), installation, nil},
+	{resource("", "v1", "events"), installation, nil},
+	{resource("networking.k8s.io", "v1", "networkpolicies"), installation, nil},
+	{resource("coordination.k8s.io", "v1", "leases"), installation, nil},
+	{resource("storage.k8s.io", "v1", "csistoragecapacities"), installation, nil},
+	{resource("", "v1", "nodes"), all, nil},
+	{resource("storage.k8s.io", "v1", "csinodes"), all, nil},
+	{resource("", "v1", "persistentvolumes"), storage, []string{"spec", "csi", "driver"}},
+	{resource("storage.k8s.io", "v1", "csidrivers"), storage, []string{"metadata", "name"}},
+	{resource("storage.k8s.io", "v1", "storageclasses"), storage, []string{"provisioner"}},
+	{resource("storage.k8s.io", "v1", "volumeattachments"), storage, []string{"spec", "attacher"}},
+	{cluster.Contents, storage, []string{"spec", "driver"}},
+	{cluster.GroupContents, storage, []string{"spec", "driver"}},
 }
 
 // objects adds the objects of the installation, and of the storage of the cluster.
 func (b *bundle) objects(ctx context.Context) error {
 	for _, c := range collections {
 		namespaces := []string{""}
-		if c.namespaced {
+		if c.of == installation {
 			namespaces = b.namespaces()
 		}
 		for _, ns := range namespaces {
@@ -164,29 +200,62 @@ func (b *bundle) namespaces() (all []string) {
 	return slices.Compact(all)
 }
 
-// list adds the objects of a kind in a file. The namespace of a driver may be that of other
-// applications: of their objects it adds the names.
+// list adds the objects of a kind in a file, or those that were read before an error.
 func (b *bundle) list(ctx context.Context, c collection, namespace string) error {
 	r := c.resource
-	l, err := b.client.Dynamic.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
+	docs, err := b.pages(ctx, c, namespace)
 	if err != nil {
 		b.lack("objects "+r.GroupResource().String(), err)
-		return nil
-	}
-	var docs [][]byte
-	for i := range l.Items {
-		o := &l.Items[i]
-		content := o.Object
-		if c.namespaced && !b.owns(o) {
-			content = names(content)
+		if len(docs) == 0 {
+			return nil
 		}
-		doc, err := yaml.Marshal(object(content))
-		if err != nil {
-			return err
-		}
-		docs = append(docs, doc)
 	}
 	return b.add(path.Join("objects", namespace, r.GroupResource().String()+".yaml"), bytes.Join(docs, []byte("---\n")))
+}
+
+// Numbers of objects of a kind: in one answer of the API server, and in the archive.
+const (
+	pageSize   = 500
+	maxObjects = 100_000
+)
+
+// pages returns the objects of a kind as YAML. With an error it returns those of the pages before.
+func (b *bundle) pages(ctx context.Context, c collection, namespace string) (docs [][]byte, err error) {
+	client, o := b.client.Dynamic.Resource(c.resource).Namespace(namespace), metav1.ListOptions{Limit: pageSize}
+	for range maxObjects / pageSize {
+		l, err := client.List(ctx, o)
+		if err != nil {
+			return docs, err
+		}
+		for i := range l.Items {
+			content := l.Items[i].Object
+			if !b.whole(c, &l.Items[i]) {
+				content = names(content)
+			}
+			doc, err := yaml.Marshal(object(content))
+			if err != nil {
+				return docs, err
+			}
+			docs = append(docs, doc)
+		}
+		if o.Continue = l.GetContinue(); o.Continue == "" {
+			return docs, nil
+		}
+	}
+	return docs, fmt.Errorf("only the first %d objects", len(docs))
+}
+
+// whole reports whether the archive has an object as a whole. The namespace of a driver may be that
+// of other applications, and the cluster may have other drivers: of their objects it has the names.
+func (b *bundle) whole(c collection, o *unstructured.Unstructured) bool {
+	switch c.of {
+	case installation:
+		return b.owns(o)
+	case storage:
+		name, _, _ := unstructured.NestedString(o.Object, c.driver...)
+		return b.view.Driver(name) != nil
+	}
+	return true
 }
 
 // owns reports whether an object of a namespace belongs to the installation: it has the label of
@@ -217,29 +286,58 @@ func (b *bundle) owns(o *unstructured.Unstructured) bool {
 	return owned
 }
 
-// answers adds the answers of the ports of pods.
+// answers adds the answers of the ports of pods. Those of /readyz are in the view, and metrics only
+// as numbers, so it asks for them again.
 func (b *bundle) answers(ctx context.Context) error {
+	run, ctx := errgroup.WithContext(ctx)
+	run.SetLimit(cluster.AsksAtOnce)
 	for _, d := range b.view.Drivers {
 		for _, p := range d.Pods() {
 			if !p.Asked {
-				b.lack("ports of "+p.Name, fmt.Errorf("the pod does not run: %s", p.Status.Phase))
+				b.lack("ports of "+p.Name, b.notAsked(p))
 				continue
 			}
-			for _, at := range []struct{ port, path string }{{"driver-http", "/readyz"}, {"driver-http", "/metrics"},
-				{"sidecars-http", "/readyz"}, {"sidecars-http", "/metrics"}} {
-				a := cluster.Ask(ctx, b.client, p.Pod, at.port, at.path)
-				name := path.Join("pods", p.Name, at.port+strings.ReplaceAll(at.path, "/", "-")+".txt")
-				if a.Err != nil {
-					b.lack(name, a.Err)
-					continue
-				}
-				if err := b.add(name, fmt.Appendf(nil, "status %d\n%s", a.Status, text(a.Body))); err != nil {
-					return err
-				}
-			}
+			run.Go(func() error { return b.port(ctx, p, "driver-http", p.DriverReady, p.DriverMetricsErr) })
+			run.Go(func() error { return b.port(ctx, p, "sidecars-http", p.SidecarsReady, p.SidecarErrors) })
 		}
 	}
-	return nil
+	return run.Wait()
+}
+
+// notAsked returns the reason why the ports of a pod were not asked.
+func (b *bundle) notAsked(p *cluster.Pod) error {
+	err := b.nodeNotReady(p)
+	switch {
+	case p.Ended:
+		return errors.New("the pod was deleted while the view was gathered")
+	case err != nil:
+		return err
+	case p.DeletionTimestamp != nil:
+		return errors.New("the pod is being deleted")
+	}
+	return fmt.Errorf("the pod does not run: %s", p.Status.Phase)
+}
+
+// port adds the answers of a port: the one of /readyz from the view, and /metrics. A port that
+// answered neither of them in the view is not asked again.
+func (b *bundle) port(ctx context.Context, p *cluster.Pod, port string, ready cluster.Answer, metrics error) error {
+	if err := b.answer(p, port+"-readyz.txt", ready); err != nil {
+		return err
+	}
+	if ready.Err != nil && metrics != nil {
+		return b.answer(p, port+"-metrics.txt", cluster.Answer{Err: metrics})
+	}
+	return b.answer(p, port+"-metrics.txt", cluster.Ask(ctx, b.client, p.Pod, port, "/metrics"))
+}
+
+// answer adds an answer of a pod.
+func (b *bundle) answer(p *cluster.Pod, file string, a cluster.Answer) error {
+	name := path.Join("pods", p.Name, file)
+	if a.Err != nil {
+		b.lack(name, a.Err)
+		return nil
+	}
+	return b.add(name, fmt.Appendf(nil, "status %d\n%s", a.Status, text(a.Body)))
 }
 
 // records adds the volumes and snapshots that the drivers hold.
@@ -257,42 +355,50 @@ func (b *bundle) records(ctx context.Context) error {
 	return nil
 }
 
-// logs adds the logs of all containers, also those before their last restart.
+// logs adds the logs of all containers, also those before their last restart. The kubelet reads logs,
+// so it is not asked on a node that is not ready. The archive has the logs in the order in which they
+// are complete.
 func (b *bundle) logs(ctx context.Context) error {
+	run, ctx := errgroup.WithContext(ctx)
+	run.SetLimit(logsAtOnce)
 	for _, d := range b.view.Drivers {
 		for _, p := range d.Pods() {
+			if err := b.nodeNotReady(p); err != nil {
+				b.lack("logs of "+p.Name, err)
+				continue
+			}
 			for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-				if err := b.log(ctx, p, s.Name, false); err != nil {
-					return err
-				}
-				if s.RestartCount == 0 {
-					continue
-				}
-				if err := b.log(ctx, p, s.Name, true); err != nil {
-					return err
+				run.Go(func() error { return b.log(ctx, p, s.Name, false) })
+				if s.RestartCount > 0 {
+					run.Go(func() error { return b.log(ctx, p, s.Name, true) })
 				}
 			}
 		}
 	}
+	return run.Wait()
+}
+
+// nodeNotReady returns an error if the node of a pod is not ready. A node that is not known may be.
+func (b *bundle) nodeNotReady(p *cluster.Pod) error {
+	if n := b.view.Node(p.Spec.NodeName); n != nil && !cluster.NodeReady(n) {
+		return fmt.Errorf("node %s is not ready", n.Name)
+	}
 	return nil
 }
 
-// log adds the end of a log.
+// log adds the end of a log, or the part of it that was read before an error.
 func (b *bundle) log(ctx context.Context, p *cluster.Pod, container string, previous bool) error {
 	name := path.Join("pods", p.Name, container+".log")
 	if previous {
 		name = path.Join("pods", p.Name, container+".previous.log")
 	}
-	stream, err := b.client.Kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name,
-		&corev1.PodLogOptions{Container: container, Previous: previous, Timestamps: true}).Stream(ctx)
+	o := &corev1.PodLogOptions{Container: container, Previous: previous, Timestamps: true}
+	data, cut, err := b.readLog(ctx, p, o)
 	if err != nil {
 		b.lack(name, err)
-		return nil
-	}
-	defer stream.Close()
-	data, cut, err := end(stream, b.options.LogLimit)
-	if err != nil {
-		b.lack(name, err)
+		if len(data) == 0 {
+			return nil
+		}
 	}
 	if cut {
 		b.lack(name, fmt.Errorf("only the last %d bytes", b.options.LogLimit))
@@ -300,20 +406,53 @@ func (b *bundle) log(ctx context.Context, p *cluster.Pod, container string, prev
 	return b.add(name, []byte(text(string(data))))
 }
 
-// end returns the end of a stream, from the begin of a line.
-func end(r io.Reader, limit int64) (data []byte, cut bool, err error) {
+// readLog returns the end of a log, and whether its begin is missing. On a disk that stalls, the
+// kubelet accepts the request and sends nothing, and the API server has no limit for logs. Errors:
+// no data within ExecTimeout, no end within ListTimeout, those of the API server. With an error the
+// data may be a part.
+func (b *bundle) readLog(ctx context.Context, p *cluster.Pod, o *corev1.PodLogOptions) (
+	data []byte, cut bool, err error) {
+	ctx, end := context.WithTimeoutCause(ctx, cluster.ListTimeout, fmt.Errorf("no end within %s", cluster.ListTimeout))
+	defer end()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	idle := time.AfterFunc(cluster.ExecTimeout, func() { cancel(fmt.Errorf("no data within %s", cluster.ExecTimeout)) })
+	defer idle.Stop()
+	stream, err := b.client.Kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name, o).Stream(ctx)
+	if err == nil {
+		defer stream.Close()
+		data, cut, err = tail(progress{stream, idle}, b.options.LogLimit)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return data, cut, err
+}
+
+// progress starts a timer again when it has read data.
+type progress struct {
+	io.Reader
+	idle *time.Timer
+}
+
+func (p progress) Read(data []byte) (int, error) {
+	n, err := p.Reader.Read(data)
+	if n > 0 {
+		p.idle.Reset(cluster.ExecTimeout)
+	}
+	return n, err
+}
+
+// tail returns the end of a stream, from the begin of a line: a part of a line may have a secret
+// without its name. With an error the data is the end of what was read before it.
+func tail(r io.Reader, limit int64) (data []byte, cut bool, err error) {
 	buffer := make([]byte, 64<<10)
-	for {
-		n, err := r.Read(buffer)
+	for err == nil {
+		var n int
+		n, err = r.Read(buffer)
 		data = append(data, buffer[:n]...)
 		if int64(len(data)) > 2*limit {
 			data, cut = append([]byte(nil), data[int64(len(data))-limit:]...), true
-		}
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return data, cut, err
 		}
 	}
 	if extra := int64(len(data)) - limit; extra > 0 {
@@ -322,14 +461,22 @@ func end(r io.Reader, limit int64) (data []byte, cut bool, err error) {
 	if cut {
 		_, data, _ = bytes.Cut(data, []byte("\n"))
 	}
-	return data, cut, nil
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return data, cut, err
 }
 
 // manifest adds the list of files, and of the parts that are missing.
 func (b *bundle) manifest(context.Context) error {
 	var m strings.Builder
-	fmt.Fprintf(&m, "Collected by kubectl causeway %s at %s.\n\nFiles:\n%s\n\nNot collected:\n", b.options.Version,
-		b.now.UTC().Format(time.RFC3339), strings.Join(b.files, "\n"))
+	fmt.Fprintf(&m, "Collected by kubectl causeway %s at %s.\n\nFiles:\n", b.options.Version,
+		b.now.UTC().Format(time.RFC3339))
+	slices.SortStableFunc(b.files, func(x, y entry) int { return strings.Compare(x.name, y.name) })
+	for _, f := range b.files {
+		fmt.Fprintf(&m, "%10d  %s\n", f.size, f.name)
+	}
+	fmt.Fprint(&m, "\nNot collected:\n")
 	for _, line := range b.missing {
 		fmt.Fprintf(&m, "%s\n", text(line))
 	}

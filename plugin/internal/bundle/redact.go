@@ -16,8 +16,8 @@ const redacted = "REDACTED"
 // secretWords mark the names of secrets: of environment variables, keys, flags and parameters. They
 // count anywhere in a name.
 const secretWords = `(?:password|passwd|passphrase|pass(?:[-_.0-9]|\b)|pwd|secret|token|credential|keytab|` +
-	`authorization|bearer|cookie|dsn(?:[-_.0-9]|\b)|connection[-_. ]?string|` +
-	`(?:account|access|api|private|client|encryption|shared|signing|master|ssh|auth)[-_. ]?key)`
+	`authorization|bearer|cookie|signature|dsn(?:[-_.0-9]|\b)|connection[-_. ]?string|` +
+	`(?:account|access|api|private|client|encryption|shared|signing|master|ssh|auth|user)[-_. ]?key)`
 
 var secretWord = regexp.MustCompile(`(?i)` + secretWords)
 
@@ -34,6 +34,22 @@ func secretName(name string) bool {
 var apiFields = map[string]bool{"secret": true, "secrets": true, "imagePullSecrets": true, "serviceAccountToken": true,
 	"tokenRequests": true}
 
+// ampersand and equals delimit the name of a parameter in the query of a URL, as text, JSON and
+// another URL have them.
+const (
+	ampersand = `(?:[?&;]|\\u0026|%26|%3f)`
+	equals    = `(?:=|\\u003d|%3d)`
+)
+
+var (
+	// signature matches the rest of a line after a signature in a URL of Azure.
+	signature = regexp.MustCompile(`(?i)(` + ampersand + `sig` + equals + `).*`)
+	// parameter matches a parameter in a URL, up to the end of a string.
+	parameter = regexp.MustCompile(`(?i)(` + ampersand + `(?:sig|[\w.-]*` + secretWords + `[\w.-]*)` + equals +
+		`)[^\s"']*`)
+	urlUser = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://).*@`)
+)
+
 // privateKeys match the blocks of private keys, and everything before the end of a block whose begin
 // is missing: a log is cut at its begin. patterns match secrets within a line. It is better to lose
 // a harmless word than to keep a secret.
@@ -47,7 +63,8 @@ var (
 		match *regexp.Regexp
 		with  string
 	}{
-		{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://).*@`), "${1}" + redacted + "@"},
+		{signature, "${1}" + redacted}, // before urlUser: it may have an @
+		{urlUser, "${1}" + redacted + "@"},
 		{regexp.MustCompile(`(?i)\b(bearer)\s.*`), "${1} " + redacted},
 		{regexp.MustCompile(`(?i)\b(basic)\s+[A-Za-z0-9+/=._~-]{8,}`), "${1} " + redacted},
 		{regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*)?`), redacted}, // a JSON web token
@@ -220,8 +237,9 @@ var documents = regexp.MustCompile(`(?m)^---[ \t]*$\n?`)
 // file removes secrets from a file in a ConfigMap: by the names in it if it is YAML or JSON.
 func file(s string) string {
 	var out [][]byte
-	// YAML would take a part of a URL for a name.
-	for _, doc := range documents.Split(patterns[0].match.ReplaceAllString(s, patterns[0].with), -1) {
+	// YAML would take a part of a URL for a name. What is left of a value goes with its line at the end.
+	s = urlUser.ReplaceAllString(parameter.ReplaceAllString(s, "${1}"+redacted), "${1}"+redacted+"@")
+	for _, doc := range documents.Split(s, -1) {
 		if strings.TrimSpace(doc) == "" {
 			continue
 		}

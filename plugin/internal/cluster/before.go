@@ -145,7 +145,7 @@ func (g *gatherer) raw(ctx context.Context, path string) ([]byte, error) {
 	if g.client.Raw == nil {
 		return nil, errors.ErrUnsupported
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, fmt.Errorf("no answer within %s", askTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, AskTimeout, fmt.Errorf("no answer within %s", AskTimeout))
 	defer cancel()
 	return g.client.Raw(ctx, path)
 }
@@ -242,7 +242,7 @@ func (g *gatherer) kubelets(ctx context.Context) {
 	for i := range g.view.Nodes {
 		nodes = append(nodes, g.view.Nodes[i].Name)
 	}
-	g.eachNode(nodes, asksAtOnce, func(node string) map[Source]error {
+	g.eachNode(nodes, AsksAtOnce, func(node string) map[Source]error {
 		var answer struct {
 			Config *KubeletConfig `json:"kubeletconfig"`
 		}

@@ -21,8 +21,8 @@ import (
 
 // Times and numbers of requests to pods.
 const (
-	askTimeout = 15 * time.Second
-	asksAtOnce = 16
+	AskTimeout = 15 * time.Second
+	AsksAtOnce = 16
 )
 
 // gatherer fills a View.
@@ -298,7 +298,7 @@ func (g *gatherer) snapshots(ctx context.Context) {
 // ask asks the ports of all pods that run.
 func (g *gatherer) ask(ctx context.Context) {
 	var run errgroup.Group
-	run.SetLimit(asksAtOnce)
+	run.SetLimit(AsksAtOnce)
 	for _, d := range g.view.Drivers {
 		for _, p := range d.Pods() {
 			node := g.view.Node(p.Spec.NodeName)
@@ -383,7 +383,7 @@ func Ask(ctx context.Context, c Client, p *corev1.Pod, name, path string) Answer
 	if number == 0 {
 		return Answer{Err: fmt.Errorf("the pod has no port %s", name)}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, fmt.Errorf("no answer within %s", askTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, AskTimeout, fmt.Errorf("no answer within %s", AskTimeout))
 	defer cancel()
 	return c.Pods.Get(ctx, p, number, path)
 }
