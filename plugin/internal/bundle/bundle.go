@@ -318,7 +318,7 @@ func (b *bundle) notAsked(p *cluster.Pod) error {
 	return fmt.Errorf("the pod does not run: %s", p.Status.Phase)
 }
 
-// port adds the answers of a port: the one of /readyz from the view, and /metrics. A port that
+// port adds the answers of a port: /readyz from the view, and /metrics. A port that
 // answered neither of them in the view is not asked again.
 func (b *bundle) port(ctx context.Context, p *cluster.Pod, port string, ready cluster.Answer, metrics error) error {
 	if err := b.answer(p, port+"-readyz.txt", ready); err != nil {
@@ -444,7 +444,8 @@ func (p progress) Read(data []byte) (int, error) {
 }
 
 // tail returns the end of a stream, from the begin of a line: a part of a line may have a secret
-// without its name. With an error the data is the end of what was read before it.
+// without its name. With an error the data is the end of the
+// part before it.
 func tail(r io.Reader, limit int64) (data []byte, cut bool, err error) {
 	buffer := make([]byte, 64<<10)
 	for err == nil {

@@ -237,7 +237,7 @@ var documents = regexp.MustCompile(`(?m)^---[ \t]*$\n?`)
 // file removes secrets from a file in a ConfigMap: by the names in it if it is YAML or JSON.
 func file(s string) string {
 	var out [][]byte
-	// YAML would take a part of a URL for a name. What is left of a value goes with its line at the end.
+	// YAML would take a part of a URL for a name. The rest of a value goes with its line at the end.
 	s = urlUser.ReplaceAllString(parameter.ReplaceAllString(s, "${1}"+redacted), "${1}"+redacted+"@")
 	for _, doc := range documents.Split(s, -1) {
 		if strings.TrimSpace(doc) == "" {
