@@ -444,8 +444,7 @@ func (p progress) Read(data []byte) (int, error) {
 }
 
 // tail returns the end of a stream, from the begin of a line: a part of a line may have a secret
-// without its name. With an error the data is the end of the
-// part before it.
+// without its name. With an error the data is the end of the part before it.
 func tail(r io.Reader, limit int64) (data []byte, cut bool, err error) {
 	buffer := make([]byte, 64<<10)
 	for err == nil {
