@@ -142,7 +142,7 @@ func TestTheExitCodeAfterADelete(t *testing.T) {
 		{2, 2, "a reason", errCode(codeError)},
 	} {
 		r := orphans.Report{Orphans: make([]orphans.Orphan, tc.orphans), Snapshots: orphans.Count{NotJudged: tc.notJudged}}
-		if err := orphansLeft(r, tc.deleted); err != tc.want {
+		if err := orphansLeft(r, tc.deleted); !errors.Is(err, tc.want) {
 			t.Errorf("%+v: %v", tc, err)
 		}
 	}

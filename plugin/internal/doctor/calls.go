@@ -89,12 +89,17 @@ func callChecks() []Check {
 	}
 }
 
-// latest returns the newest recent warning about an object with one of the reasons.
+// warnings returns the recent warnings about an object with one of the reasons, newest first.
+func warnings(v *cluster.View, kind string, object metav1.Object, reasons ...string) []corev1.Event {
+	return slices.DeleteFunc(v.EventsOf(kind, object), func(e corev1.Event) bool {
+		return v.ServerNow().Sub(cluster.EventTime(e)) >= recent || !slices.Contains(reasons, e.Reason)
+	})
+}
+
+// latest returns the newest of warnings.
 func latest(v *cluster.View, kind string, object metav1.Object, reasons ...string) (corev1.Event, bool) {
-	for _, e := range v.EventsOf(kind, object) {
-		if v.ServerNow().Sub(cluster.EventTime(e)) < recent && slices.Contains(reasons, e.Reason) {
-			return e, true
-		}
+	if all := warnings(v, kind, object, reasons...); len(all) > 0 {
+		return all[0], true
 	}
 	return corev1.Event{}, false
 }
@@ -256,11 +261,7 @@ var inEvent = regexp.MustCompile(`^[A-Za-z. ]*failed for volume "([^"]*)"`)
 // failedMount returns the newest recent event of a failed mount of one of the volumes of a pod, with the
 // driver of the volume. An event without a volume counts if the pod has no volumes of others.
 func failedMount(v *cluster.View, p *corev1.Pod, used podVolumes) (corev1.Event, []*cluster.Driver, bool) {
-	for _, e := range v.EventsOf("Pod", p) {
-		if v.ServerNow().Sub(cluster.EventTime(e)) >= recent ||
-			!slices.Contains([]string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}, e.Reason) {
-			continue
-		}
+	for _, e := range warnings(v, "Pod", p, "FailedMount", "FailedMapVolume", "FailedAttachVolume") {
 		m := inEvent.FindStringSubmatch(e.Message)
 		switch {
 		case m == nil && !used.others:

@@ -238,17 +238,20 @@ func driverReady(v *cluster.View) (all []Finding) {
 func starts(v *cluster.View, p *cluster.Pod) bool {
 	return strings.TrimSpace(p.DriverReady.Body) == "the driver is starting" &&
 		slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
-			return s.Name == "driver" && s.State.Running != nil &&
-				v.ServerNow().Sub(s.State.Running.StartedAt.Time) < patience
+			return s.Name == "driver" && startedWithin(v, s, patience)
 		})
 }
 
-// sidecarsStart reports whether the sidecars of a pod started less than 30 s ago. An image or a secret
-// may have delayed them.
+// startedWithin reports whether a container runs, and started less than a time ago.
+func startedWithin(v *cluster.View, s corev1.ContainerStatus, d time.Duration) bool {
+	return s.State.Running != nil && v.ServerNow().Sub(s.State.Running.StartedAt.Time) < d
+}
+
+// sidecarsStart reports whether the sidecars of a pod started less than 30 s ago, for the first time. An
+// image or a secret may have delayed them.
 func sidecarsStart(v *cluster.View, p *cluster.Pod) bool {
 	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
-		return strings.HasPrefix(s.Name, "csi-sidecars") && s.State.Running != nil && s.RestartCount == 0 &&
-			v.ServerNow().Sub(s.State.Running.StartedAt.Time) < 30*time.Second
+		return strings.HasPrefix(s.Name, "csi-sidecars") && s.RestartCount == 0 && startedWithin(v, s, 30*time.Second)
 	})
 }
 
@@ -272,8 +275,8 @@ func sidecarsReady(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// versions finds pods with another image than the rest of their driver. An update goes on while a pod
-// is young or ends.
+// versions finds pods with another image than the rest of their driver. It finds nothing while a pod
+// ends, or is younger than patience: that is an update.
 func versions(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		images := map[string][]string{}

@@ -114,12 +114,14 @@ func trash(p *cluster.Pod) (all []Finding) {
 	return all
 }
 
-// conditionsOfOthers are reasons of conditions of the storage that other functions or checks report.
-var conditionsOfOthers = []string{"HelpersExhausted", "TrashStuck", "SweepFailed", // storage-metrics
-	"TaskPanicked",                                // its metric
-	"StorageAlmostFull", "StorageInodesExhausted", // storage-space
-	"RootUnusable",                                                             // driver-ready
-	"ServerUnreachable", "CredentialsRejected", "AccessDenied", "ShareMissing"} // shares
+// conditionsOfOthers are reasons of conditions of the storage that other functions or checks report: of
+// storage-metrics, storage-space, driver-ready and shares.
+var conditionsOfOthers = []string{
+	"HelpersExhausted", "TrashStuck", "SweepFailed", "TaskPanicked",
+	"StorageAlmostFull", "StorageInodesExhausted",
+	"RootUnusable",
+	"ServerUnreachable", "CredentialsRejected", "AccessDenied", "ShareMissing",
+}
 
 // storageConditions are the other known reasons.
 var storageConditions = map[string]message{

@@ -57,7 +57,7 @@ func (s *Story) driverText(w io.Writer) {
 			fmt.Fprintln(w, "  health\tno condition")
 		}
 		for _, c := range r.Health {
-			fmt.Fprintf(w, "  health\t%s, %s: %s\n", safe.Cell(string(c.Status)), safe.Cell(c.Reason),
+			fmt.Fprintf(w, "  health\t%s, %s: %s\n", safe.Cell(c.Status), safe.Cell(c.Reason),
 				safe.Text(c.Message))
 		}
 		for _, o := range r.Snapshots {

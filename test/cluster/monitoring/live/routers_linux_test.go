@@ -127,15 +127,11 @@ func (s *scene) certificates(c certificate) {
 		router = other
 	}
 	const year = 365 * 24 * time.Hour
-	times := func(side string) (from, to time.Duration) {
-		if c.of == side || c.of == "both" {
-			return c.from, c.to
-		}
-		return -time.Hour, year
-	}
 	sign := func(by authority, name, side string) [2][]byte {
-		from, to := times(side)
-		return by.sign(s, name, from, to)
+		if c.of == side || c.of == "both" {
+			return by.sign(s, name, c.from, c.to)
+		}
+		return by.sign(s, name, -time.Hour, year)
 	}
 	for name, pair := range map[string][2][]byte{
 		"causeway-nodes-generated":  sign(ca, c.name, "nodes"),
