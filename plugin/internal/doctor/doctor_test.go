@@ -370,7 +370,7 @@ var faults = map[string]struct {
 	}, "router", []string{"does not reach a node", "node-2"}},
 	"a storage whose health cannot be read": {func(c *fake.Cluster) {
 		c.Metric(node1, `causeway_storage_conditions{reason="NoAnswer"} 1`)
-	}, "storage-metrics", []string{"NoAnswer", "dmesg"}},
+	}, "storage-metrics", []string{"NoAnswer", "dmesg", "SMB server"}},
 	"a share that is full": {func(c *fake.Cluster) {
 		c.Metric(controller1, `causeway_storage_conditions{reason="ShareFull"} 1`)
 	}, "storage-metrics", []string{"ShareFull", "extend its filesystem"}},

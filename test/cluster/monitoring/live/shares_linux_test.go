@@ -104,7 +104,7 @@ func shareSteps() []step {
 			"the SMB server is away", "repair the server", pagePending, func(s *scene) {
 				s.later(func() { s.must(server.Resume()) })
 				s.must(server.Silence())
-			}),
+			}, want{check: "storage-metrics", object: "Pod/causeway-smb-controller-", cause: "(NoAnswer)"}),
 		outage("a server that is away", pending+"UNAVAILABLE, `the server does not answer`, `connection refused`, `connection error`, `no such host`",
 			"the SMB server is away", "repair the server", pagePending, func(s *scene) {
 				s.later(func() { s.must(server.Restart()) })
