@@ -93,9 +93,9 @@ test-rules: ## test the rules and the queries of the dashboards with promtool, w
 	$(GO) -C test/cluster test -count=1 -timeout 20m ./monitoring
 	$(GO) -C test/cluster test -count=1 -short ./monitoring/live
 	set -e; for m in $(filter %/live,$(COPY)); do $(GO) -C $$m test -count=1 ./rules; done
-test-faults: ## cause the faults of the troubleshooting page in a cluster on this machine until doctor names them and the alerts fire, and run doctor 100 times without a fault (an hour); root, Debian
+test-faults: ## cause the faults of the troubleshooting page in a cluster on this machine until doctor names them and the alerts fire, and run doctor 100 times without a fault (80 minutes); root, Debian
 	$(GO) -C test/cluster run ./build
-	$(GO) -C test/cluster test -count=1 -timeout 90m -v ./monitoring/live
+	$(GO) -C test/cluster test -count=1 -timeout 150m -v ./monitoring/live
 e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/contributing/e2e.md
 	set -e; $(GO) -C test/e2e test -count=1 ./...; $(SUITE) test ./definition
 	$(GO) -C test/e2e run . $(E2E)
