@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -170,16 +171,17 @@ func (g *globals) open(s streams, connect connector) (session, error) {
 			Driver: g.driver}}, err
 }
 
-// printed is a report that has both formats.
+// printed is a report that has a format as text. Its fields are those of its JSON.
 type printed interface {
 	Text(out io.Writer) error
-	JSON(out io.Writer) error
 }
 
 // print prints a report in the format of --output.
 func (s session) print(r printed) error {
 	if s.output == "json" {
-		return r.JSON(s.out)
+		e := json.NewEncoder(s.out)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
 	}
 	return r.Text(s.out)
 }

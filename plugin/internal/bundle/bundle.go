@@ -108,27 +108,24 @@ func (b *bundle) lack(part string, err error) {
 
 // summary adds the versions and the results of status and doctor.
 func (b *bundle) summary(context.Context) error {
-	var s, d, p bytes.Buffer
-	if err := status.Of(b.view).JSON(&s); err != nil {
-		return err
-	}
-	if err := doctor.Run(b.view, doctor.Checks()).JSON(&d); err != nil {
-		return err
-	}
-	e := json.NewEncoder(&p)
-	e.SetIndent("", "  ")
-	if err := e.Encode(map[string]any{"plugin": b.options.Version, "server": b.view.Server,
-		"apiGroups": b.view.Groups}); err != nil {
-		return err
-	}
-	for name, data := range map[string]*bytes.Buffer{"status.json": &s, "doctor.json": &d} {
-		if err := b.add(name, []byte(jsonText(data.String()))); err != nil {
+	for name, report := range map[string]any{"status.json": status.Of(b.view),
+		"doctor.json": doctor.Run(b.view, doctor.Checks())} {
+		data, err := json.MarshalIndent(report, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := b.add(name, []byte(jsonText(string(data)))); err != nil {
 			return err
 		}
 	}
+	versions, err := json.MarshalIndent(map[string]any{"plugin": b.options.Version, "server": b.view.Server,
+		"apiGroups": b.view.Groups}, "", "  ")
+	if err != nil {
+		return err
+	}
 	// Versions, and names of API groups, such as authorization.k8s.io: a redaction would take them for
 	// names of secrets.
-	return b.add("version.json", p.Bytes())
+	return b.add("version.json", versions)
 }
 
 // collection is a kind of objects of the archive.

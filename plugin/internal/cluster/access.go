@@ -226,7 +226,7 @@ func Run(ctx context.Context, c Client, pod *corev1.Pod, limit time.Duration, co
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out := bounded{limit: maxOutput, full: func() { cancel(errTooMuch) }}
-	err := c.Pods.Exec(ctx, pod, container, command, &out)
+	err := c.Pods.Exec(ctx, pod, Container, command, &out)
 	switch {
 	case ctx.Err() != nil: // Exec may still write to out
 		return nil, context.Cause(ctx)

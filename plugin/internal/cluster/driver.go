@@ -16,7 +16,7 @@ import (
 const (
 	PartOf        = "app.kubernetes.io/part-of=causeway"
 	instanceLabel = "app.kubernetes.io/instance"
-	container     = "driver"
+	Container     = "driver" // of the driver, in pods of nodes and of the controller
 	driverPort    = "driver-http"
 	sidecarsPort  = "sidecars-http"
 )
@@ -119,12 +119,12 @@ func (d *Driver) SMB() bool {
 }
 
 // Argument returns the value of a flag of the driver in the workload, or "".
-func (w *Workload) Argument(name string) string { return argument(w.Template.Spec, container, name) }
+func (w *Workload) Argument(name string) string { return argument(w.Template.Spec, Container, name) }
 
 // SidecarArgument returns the value of a flag of the container next to the driver, or "".
 func (w *Workload) SidecarArgument(name string) string {
 	for _, c := range w.Template.Spec.Containers {
-		if c.Name != container {
+		if c.Name != Container {
 			if v := argument(w.Template.Spec, c.Name, name); v != "" {
 				return v
 			}

@@ -88,7 +88,8 @@ func snapshotCRDs(v *cluster.View) (all []Finding) {
 		object := d.Controller.Object()
 		for _, gv := range []schema.GroupVersion{cluster.SnapshotVersion, cluster.GroupVersion} {
 			f := Finding{Severity: Error, Object: object, Page: pageCRDs}
-			if gv == cluster.GroupVersion { // an installation may do without them: groupSnapshotClass.create
+			// An installation may do without them: snapshotClass.create, groupSnapshotClass.create.
+			if gv == cluster.GroupVersion || len(v.Groups[gv.Group]) == 0 {
 				f.Severity = Note
 			}
 			switch {

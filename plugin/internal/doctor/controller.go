@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -279,12 +280,23 @@ func oneInstallation(v *cluster.View) (all []Finding) {
 		if a, b := v.Drivers[i-1], v.Drivers[i]; a.Name == b.Name {
 			all = append(all, Finding{Severity: Error, Object: a.Name,
 				Cause:    "two installations have the same driver name: two leaders act on the same objects",
-				Evidence: "namespaces " + a.Namespace + " and " + b.Namespace,
-				Remedy:   "uninstall one of them, or give it another driverName",
-				Page:     pageObjects})
+				Evidence: installation(a) + "\n" + installation(b),
+				Remedy: "uninstall the one without volumes; one with PersistentVolumes must keep its name, " +
+					"as they contain it",
+				Page: pageObjects})
 		}
 	}
 	return all
+}
+
+// installation describes the workloads of an installation. A tenant can make some of its own that look
+// like those of the driver.
+func installation(d *cluster.Driver) string {
+	text := "namespace " + d.Namespace + ": the driver on " + strconv.Itoa(len(d.NodePods())) + " nodes"
+	if d.Controller != nil {
+		text += ", " + d.Controller.Object()
+	}
+	return text
 }
 
 // capacity finds nodes for which no capacity was published: the scheduler places no new volume

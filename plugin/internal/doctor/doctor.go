@@ -5,7 +5,6 @@ package doctor
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -123,13 +122,6 @@ func (r Report) Code() int {
 		return CodeNotChecked
 	}
 	return CodeHealthy
-}
-
-// JSON writes the report as JSON.
-func (r Report) JSON(out io.Writer) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
 }
 
 // Text writes the report as text. Names and messages come from nodes and tenants.

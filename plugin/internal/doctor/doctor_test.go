@@ -177,8 +177,6 @@ var faults = map[string]struct {
 	"a CSIDriver without pod information": {func(c *fake.Cluster) {
 		fake.Get[*storagev1.CSIDriver](c, fake.Driver).Spec.PodInfoOnMount = nil
 	}, "csidriver", []string{"podInfoOnMount"}},
-	"no CRDs of snapshots": {func(c *fake.Cluster) { delete(c.Groups, "snapshot.storage.k8s.io") }, "snapshot-crds",
-		[]string{"snapshot.storage.k8s.io are missing", "install the CRDs"}},
 	"old CRDs": {func(c *fake.Cluster) { c.Groups["snapshot.storage.k8s.io"] = []string{"v1alpha1", "v1beta1"} }, "snapshot-crds",
 		[]string{"too old", "v1beta1"}},
 	"a class of another driver": {func(c *fake.Cluster) {
@@ -452,7 +450,7 @@ var faults = map[string]struct {
 		other := fake.Get[*appsv1.Deployment](c, "causeway-controller").DeepCopy()
 		other.Namespace = "other"
 		c.Add(other)
-	}, "one-installation", []string{"causeway and other"}},
+	}, "one-installation", []string{"namespace causeway: the driver on 2 nodes", "namespace other: the driver on 0 nodes, Deployment/causeway-controller", "must keep its name"}},
 	"no capacity": {func(c *fake.Cluster) { fake.Remove[*storagev1.CSIStorageCapacity](c, "csisc-node-2") }, "capacity",
 		[]string{"Node/node-2", "not published"}},
 	"a copy without an end": {func(c *fake.Cluster) {
@@ -1142,21 +1140,25 @@ func TestTheConditionOfAStatus(t *testing.T) {
 	expect(c, "cause is not known", "events could not be read: forbidden")
 }
 
-// The chart is installed without the class of group snapshots if the cluster has no CRDs for it.
-func TestNoCRDsOfGroupsIsANote(t *testing.T) {
+// The chart is installed without the classes of snapshots whose CRDs the cluster does not have.
+func TestNoCRDsIsANote(t *testing.T) {
+	const snapshots, groups = "snapshot.storage.k8s.io", "groupsnapshot.storage.k8s.io"
 	for _, tc := range []struct {
+		group    string
 		versions []string
 		smb      bool
 		want     string // "": no note
 	}{
-		{nil, false, "groupsnapshot.storage.k8s.io are missing"},
-		{[]string{"v1beta2"}, false, "groupsnapshot.storage.k8s.io are too old"},
-		{nil, true, ""},
-		{[]string{"v1beta2"}, true, ""},
+		{snapshots, nil, false, "snapshot.storage.k8s.io are missing"},
+		{snapshots, nil, true, "snapshot.storage.k8s.io are missing"},
+		{groups, nil, false, "groupsnapshot.storage.k8s.io are missing"},
+		{groups, []string{"v1beta2"}, false, "groupsnapshot.storage.k8s.io are too old"},
+		{groups, nil, true, ""},
+		{groups, []string{"v1beta2"}, true, ""},
 	} {
 		c := fake.Healthy()
-		if delete(c.Groups, "groupsnapshot.storage.k8s.io"); len(tc.versions) > 0 {
-			c.Groups["groupsnapshot.storage.k8s.io"] = tc.versions
+		if delete(c.Groups, tc.group); len(tc.versions) > 0 {
+			c.Groups[tc.group] = tc.versions
 		}
 		if tc.smb {
 			args := &fake.Get[*appsv1.Deployment](c, "causeway-controller").Spec.Template.Spec.Containers[0].Args
@@ -1223,8 +1225,9 @@ func TestWhatCannotBeReadIsNotChecked(t *testing.T) {
 func TestOutputs(t *testing.T) {
 	r := Report{Checks: 2, Findings: []Finding{{Check: "c", Severity: Error, Object: "Node/x\x1b[2J", Cause: "cause", Evidence: "a\nb\x07",
 		Remedy: "remedy", Page: "page"}}, NotChecked: []NotChecked{{"d", "no right"}}}
-	var text, data bytes.Buffer
-	if err := errors.Join(r.Text(&text), r.JSON(&data)); err != nil {
+	var text bytes.Buffer
+	data, err := json.Marshal(r)
+	if err := errors.Join(r.Text(&text), err); err != nil {
 		t.Fatal(err)
 	}
 	want := "error: c: \"Node/x\\x1b[2J\"\n  cause:    cause\n  evidence: a\n            \"b\\a\"\n  remedy:   remedy\n  page:     page\n\n" +
@@ -1233,8 +1236,8 @@ func TestOutputs(t *testing.T) {
 		t.Errorf("got\n%s, want\n%s", text.String(), want)
 	}
 	var back Report
-	if err := json.Unmarshal(data.Bytes(), &back); err != nil || back.Findings[0] != r.Findings[0] {
-		t.Errorf("%v: %s", err, data.String())
+	if err := json.Unmarshal(data, &back); err != nil || back.Findings[0] != r.Findings[0] {
+		t.Errorf("%v: %s", err, data)
 	}
 }
 

@@ -238,7 +238,7 @@ func driverReady(v *cluster.View) (all []Finding) {
 func starts(v *cluster.View, p *cluster.Pod) bool {
 	return strings.TrimSpace(p.DriverReady.Body) == "the driver is starting" &&
 		slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
-			return s.Name == "driver" && startedWithin(v, s, patience)
+			return s.Name == cluster.Container && startedWithin(v, s, patience)
 		})
 }
 
@@ -304,7 +304,7 @@ func versions(v *cluster.View) (all []Finding) {
 // driverVersion returns the version of the image of the container driver, or "".
 func driverVersion(spec corev1.PodSpec) (version string) {
 	for _, c := range spec.Containers {
-		if c.Name == "driver" {
+		if c.Name == cluster.Container {
 			_, version = splitImage(c.Image)
 		}
 	}

@@ -1,7 +1,6 @@
 package orphans
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -12,13 +11,6 @@ import (
 
 	"github.com/causeway-csi/causeway/plugin/internal/safe"
 )
-
-// JSON writes the report as JSON.
-func (r Report) JSON(out io.Writer) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
-}
 
 // Text writes the report as text: a line for each orphan, then the counts. Names come from nodes.
 func (r Report) Text(out io.Writer) error {

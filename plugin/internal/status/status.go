@@ -2,7 +2,6 @@
 package status
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -134,7 +133,7 @@ func of(all []unstructured.Unstructured, driver string) (n int) {
 func pod(v *cluster.View, p *cluster.Pod) Pod {
 	s := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: p.Ready()}
 	for _, c := range p.Spec.Containers {
-		if c.Name == "driver" {
+		if c.Name == cluster.Container {
 			s.Version = c.Image[strings.LastIndex(c.Image, "/")+1:]
 		}
 	}
@@ -170,13 +169,6 @@ func reason(p *cluster.Pod, node *corev1.Node) string {
 		return strings.TrimSpace(a.Body)
 	}
 	return ""
-}
-
-// JSON writes the status as JSON.
-func (s Status) JSON(out io.Writer) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(s)
 }
 
 // Text writes the status as tables. Names and messages come from nodes.

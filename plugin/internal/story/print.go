@@ -1,7 +1,6 @@
 package story
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -12,13 +11,6 @@ import (
 
 	"github.com/causeway-csi/causeway/plugin/internal/safe"
 )
-
-// JSON writes the story as JSON.
-func (s *Story) JSON(out io.Writer) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(s)
-}
 
 // Text writes the story as text. Names and messages come from nodes and tenants.
 func (s *Story) Text(out io.Writer) error {

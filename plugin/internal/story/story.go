@@ -359,7 +359,7 @@ func (b *builder) files(ctx context.Context, p *cluster.Pod) {
 // arguments returns the flags of the running driver, with the values of environment variables.
 func arguments(p *corev1.Pod) (args []string) {
 	for _, c := range p.Spec.Containers {
-		if c.Name != "driver" {
+		if c.Name != cluster.Container {
 			continue
 		}
 		var pairs []string

@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 )
 
 // Files of a release that are not artifacts. The checksums do not cover them: an ECDSA signature is
@@ -129,17 +128,3 @@ func (s Sums) Compare(source string, files Sums) error {
 
 // Names returns the names of the files, sorted.
 func (s Sums) Names() []string { return slices.Sorted(maps.Keys(s)) }
-
-// Find returns the only file with this beginning and end.
-func (s Sums) Find(begin, end string) (string, error) {
-	var found []string
-	for _, name := range s.Names() {
-		if strings.HasPrefix(name, begin) && strings.HasSuffix(name, end) {
-			found = append(found, name)
-		}
-	}
-	if len(found) != 1 {
-		return "", fmt.Errorf("%d files %s…%s: must be one", len(found), begin, end)
-	}
-	return found[0], nil
-}
