@@ -1,6 +1,7 @@
 package live
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -153,7 +154,7 @@ func rootSteps() []step {
 					s.edit("daemonset", "causeway-node", `"--init-root"`, `"--init-root=false","--root=`+root+`/empty"`)
 				}},
 		}},
-		{name: "disks", faults: []fault{
+		{name: "disks", begin: (*scene).hasHistory, faults: []fault{
 			{name: "an almost full disk",
 				alerts: []string{"CausewayStorageAlmostFull", "CausewayStorageFull", "CausewayStorageFillsUp"},
 				rows:   []string{"Conditions of the storage: `StorageAlmostFull`"},
@@ -236,6 +237,21 @@ func rootSteps() []step {
 				}},
 		}},
 	}
+}
+
+// hasHistory waits until Prometheus has the free space of each pod from a step of the subquery of
+// CausewayStorageFillsUp. A step with new pods may have ended seconds ago: with full disks from the
+// first step on, nothing is predicted.
+func (s *scene) hasHistory() {
+	s.Helper()
+	livetest.Until(s.T, "a history of the free space of each pod", func() error {
+		got, err := s.Query("causeway_storage_free_bytes unless count_over_time((causeway_storage_free_bytes and " +
+			"causeway_storage_size_bytes > 0)[6h:1m])")
+		if err == nil && len(got) > 0 {
+			err = fmt.Errorf("%v have none", got)
+		}
+		return err
+	})
 }
 
 // rootInMemory puts a filesystem without reflinks, and with few inodes, over the root of the second node.
