@@ -202,7 +202,9 @@ func (s *scene) run(step step) {
 	for _, f := range chosen {
 		alerts, lasting = append(alerts, f.alerts...), append(lasting, f.lasting...)
 	}
-	if all := append(slices.Clone(alerts), lasting...); s.fires(true, quiet, all...) {
+	all := append(slices.Clone(alerts), lasting...)
+	fired := s.fires(true, quiet, all...)
+	if fired {
 		s.summary.add(s.summary.fired, all)
 		s.summary.add(s.summary.lasting, lasting)
 	}
@@ -217,7 +219,7 @@ func (s *scene) run(step step) {
 		return err
 	})
 	s.isSilent(chosen)
-	if s.fires(false, time.Now(), alerts...) {
+	if s.fires(false, time.Now(), alerts...) && fired {
 		s.summary.add(s.summary.resolved, alerts)
 	}
 	if server == nil {
