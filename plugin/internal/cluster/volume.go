@@ -28,3 +28,15 @@ func ClaimOf(pv *corev1.PersistentVolume) string {
 	}
 	return strings.TrimPrefix(pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name, "/")
 }
+
+// ClaimIn returns the name of the claim of a volume of a pod, or "". The claim of a generic ephemeral
+// volume has the name POD-VOLUME.
+func ClaimIn(p *corev1.Pod, vol *corev1.Volume) string {
+	switch {
+	case vol.PersistentVolumeClaim != nil:
+		return vol.PersistentVolumeClaim.ClaimName
+	case vol.Ephemeral != nil:
+		return p.Name + "-" + vol.Name
+	}
+	return ""
+}

@@ -232,15 +232,17 @@ func volumesOf(v *cluster.View, p *corev1.Pod, volumes map[string]*cluster.Drive
 	add := func(name string, d *cluster.Driver) {
 		all.drivers, all.named[name] = append(all.drivers, d), d
 	}
-	for _, vol := range p.Spec.Volumes {
+	for i := range p.Spec.Volumes {
+		vol := &p.Spec.Volumes[i]
 		if vol.CSI != nil && v.Driver(vol.CSI.Driver) != nil {
 			add(vol.Name, v.Driver(vol.CSI.Driver))
 		}
-		if vol.PersistentVolumeClaim == nil {
+		name := cluster.ClaimIn(p, vol)
+		if name == "" {
 			continue
 		}
 		i := slices.IndexFunc(v.Claims, func(c corev1.PersistentVolumeClaim) bool {
-			return c.Namespace == p.Namespace && c.Name == vol.PersistentVolumeClaim.ClaimName
+			return c.Namespace == p.Namespace && c.Name == name
 		})
 		var d *cluster.Driver
 		if i >= 0 {

@@ -126,6 +126,16 @@ func endingPod(c *fake.Cluster, claim string, ago time.Duration) {
 		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 }
 
+// ephemeral adds a generic ephemeral volume to the pod app, with its claim and the name of its PersistentVolume.
+func ephemeral(c *fake.Cluster, name, pv string) *corev1.PersistentVolumeClaim {
+	p := fake.Get[*corev1.Pod](c, "app")
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+		Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{}}}})
+	claim := claim(c, "app-"+name, corev1.ClaimBound)
+	claim.Spec.VolumeName = pv
+	return claim
+}
+
 func waiting(p *corev1.Pod, reason, message string) {
 	p.Status.Conditions[0].Status = corev1.ConditionFalse
 	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}
@@ -457,6 +467,16 @@ var faults = map[string]struct {
 		claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(20 * time.Minute)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Aborted desc = copying`)
 	}, "claims", []string{"copying"}},
+	"an ephemeral volume that cannot be mounted": {func(c *fake.Cluster) {
+		pendingPod(c)
+		ephemeral(c, "scratch", volume(c, "pv-1").Name)
+		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "pv-1" : rpc error: code = NotFound desc = volume h`)
+	}, "pods-with-volumes", []string{"does not exist on its node"}},
+	"a pod with an ephemeral volume without an end": {func(c *fake.Cluster) {
+		endingPod(c, "", 3*time.Minute)
+		fake.Get[*corev1.Pod](c, "app").Spec.Volumes = nil
+		ephemeral(c, "scratch", volume(c, "pv-1").Name)
+	}, "pods-that-end", []string{"Pod/default/app", "on node node-1, terminating for 3m"}},
 	"a wrong parameter": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = unknown parameter "knid"`)
@@ -731,6 +751,15 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		"a volume of another driver that cannot be mounted": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 			pendingPod(c, "c1", "ebs")
+			c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pvc-ebs" : rpc error: code = NotFound desc = volume x`)
+			c.Event("Pod", "default", "app", "FailedMount", `Unable to attach or mount volumes: unmounted volumes=[ebs]: timed out waiting for the condition`)
+			c.Event("Pod", "default", "app", "FailedScheduling", "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+		},
+		"an ephemeral volume of another driver that cannot be mounted": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			class := "ebs"
+			ephemeral(c, "ebs", "pvc-ebs").Spec.StorageClassName = &class
 			c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pvc-ebs" : rpc error: code = NotFound desc = volume x`)
 			c.Event("Pod", "default", "app", "FailedMount", `Unable to attach or mount volumes: unmounted volumes=[ebs]: timed out waiting for the condition`)
 			c.Event("Pod", "default", "app", "FailedScheduling", "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")

@@ -208,9 +208,10 @@ func (b *builder) pods(ctx context.Context) {
 		b.lack("pods", err)
 		return
 	}
-	for _, p := range all.Items {
-		for _, v := range p.Spec.Volumes {
-			if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == b.claim.Name {
+	for i := range all.Items {
+		p := &all.Items[i]
+		for j := range p.Spec.Volumes {
+			if cluster.ClaimIn(p, &p.Spec.Volumes[j]) == b.claim.Name {
 				state := fmt.Sprintf("%s on %s", p.Status.Phase, p.Spec.NodeName)
 				if p.DeletionTimestamp != nil {
 					state += ", terminating since " + p.DeletionTimestamp.UTC().Format(time.RFC3339)

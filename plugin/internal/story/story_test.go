@@ -123,3 +123,28 @@ func TestADiskThatStallsDoesNotHoldTheStory(t *testing.T) {
 		}
 	})
 }
+
+// The claim of a generic ephemeral volume has the name POD-VOLUME.
+func TestAPodWithAnEphemeralVolumeIsInTheStory(t *testing.T) {
+	c := withVolume()
+	fake.Get[*corev1.PersistentVolumeClaim](c, "c1").Name = "app-scratch"
+	fake.Get[*corev1.PersistentVolume](c, "pv-1").Spec.ClaimRef.Name = "app-scratch"
+	p := fake.Get[*corev1.Pod](c, "app")
+	p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}
+	other := p.DeepCopy()
+	other.Name = "app-2"
+	c.Add(other)
+	s, err := Of(context.Background(), c.Clients().Client, cluster.Selection{}, "default", "app-scratch", "/driver")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pods []string
+	for _, o := range s.Objects {
+		if o.Kind == "Pod" {
+			pods = append(pods, o.Name)
+		}
+	}
+	if len(pods) != 1 || !strings.HasSuffix(pods[0], "app") || len(s.Events) != 1 {
+		t.Errorf("pods %q, events %+v", pods, s.Events)
+	}
+}
