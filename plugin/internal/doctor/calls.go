@@ -36,41 +36,61 @@ func fromCode(text string) string {
 	return text
 }
 
-// replaces reports whether an error of a call that began at since only shows that the driver or the
-// sidecar, which canceled the call, was just replaced. A kubelet does not know the driver meanwhile.
-func replaces(v *cluster.View, text string, since time.Time) bool {
-	code := fromCode(text)
-	passes := strings.HasPrefix(code, "code = Unavailable") && !tooFewFiles.match.MatchString(code) ||
-		strings.HasPrefix(code, "code = Canceled") || notRegistered.match.MatchString(code)
-	return passes && v.ServerNow().Sub(since) < patience
+// transient is a kind of error that is expected for some time after its first occurrence. After that
+// time, the error is a finding.
+type transient struct {
+	is    func(text string) bool
+	limit time.Duration
 }
 
-// waits reports whether an error of a mount or a delete, which began at since, is to be expected: the
-// driver was just replaced, or the volume is being copied. Later it is a finding.
-func waits(v *cluster.View, text string, since time.Time) bool {
-	copied := strings.HasPrefix(fromCode(text), "code = Aborted") && strings.Contains(text, "is being copied")
-	return replaces(v, text, since) || copied && v.ServerNow().Sub(since) < longCall
-}
-
-// progress reports whether an error of a call for a new volume or snapshot, which began at since, is to
-// be expected: the driver was just replaced, or a copy takes long. Later it is a finding.
-func progress(v *cluster.View, text string, since time.Time) bool {
-	code := fromCode(text)
-	goesOn := strings.HasPrefix(code, "code = Aborted") || strings.HasPrefix(code, "code = DeadlineExceeded")
-	if !strings.HasPrefix(code, "code = ") { // a sidecar that stopped waiting
-		goesOn = strings.Contains(text, "context deadline exceeded")
-	}
-	return replaces(v, text, since) || goesOn && v.ServerNow().Sub(since) < longCall
-}
-
-// waitsForOther reports whether an error of a claim, which began at since, is to be expected: an
-// object that the claim names is made at the same time, or its source is being copied.
-func waitsForOther(v *cluster.View, text string, since time.Time) bool {
-	words, age := unnamed(fromCode(text)), v.ServerNow().Sub(since)
-	return sourceNotReady.match.MatchString(words) && age < longCall ||
-		slices.ContainsFunc([]message{noSource, noAttributes, noSecret}, func(m message) bool {
-			return m.match.MatchString(words) && age < patience
+var (
+	// duringUpdate is the error of a driver or a sidecar that was just replaced. The kubelet does not
+	// know the driver meanwhile.
+	duringUpdate = transient{func(text string) bool {
+		code := fromCode(text)
+		return strings.HasPrefix(code, "code = Unavailable") && !tooFewFiles.match.MatchString(code) ||
+			strings.HasPrefix(code, "code = Canceled") || notRegistered.match.MatchString(code)
+	}, patience}
+	// duringCopy is the error of a mount or a delete of a volume that is being copied.
+	duringCopy = transient{func(text string) bool {
+		return strings.HasPrefix(fromCode(text), "code = Aborted") && strings.Contains(text, "is being copied")
+	}, longCall}
+	// longCreation is the error of a call for a new volume or snapshot whose copy takes long.
+	longCreation = transient{func(text string) bool {
+		code := fromCode(text)
+		if !strings.HasPrefix(code, "code = ") { // a sidecar that stopped waiting
+			return strings.Contains(text, "context deadline exceeded")
+		}
+		return strings.HasPrefix(code, "code = Aborted") || strings.HasPrefix(code, "code = DeadlineExceeded")
+	}, longCall}
+	// unreadySource is the error of a claim whose source is being copied.
+	unreadySource = transient{func(text string) bool {
+		return sourceNotReady.match.MatchString(unnamed(fromCode(text)))
+	}, longCall}
+	// missingObject is the error of a claim that names an object which is created at the same time.
+	missingObject = transient{func(text string) bool {
+		words := unnamed(fromCode(text))
+		return slices.ContainsFunc([]message{noSource, noAttributes, noSecret}, func(m message) bool {
+			return m.match.MatchString(words)
 		})
+	}, patience}
+)
+
+// covers reports whether an error that first occurred at since is expected.
+func (t transient) covers(v *cluster.View, text string, since time.Time) bool {
+	return t.is(text) && v.ServerNow().Sub(since) < t.limit
+}
+
+// expected reports whether the newest warning is an error of one of the kinds, and the oldest warning
+// of that kind is younger than its limit. The call did not begin before notBefore.
+func expected(v *cluster.View, warnings []corev1.Event, notBefore time.Time, kinds ...transient) bool {
+	return slices.ContainsFunc(kinds, func(t transient) bool {
+		since := began(v, warnings, t.is)
+		if since.Before(notBefore) {
+			since = notBefore
+		}
+		return t.covers(v, warnings[0].Message, since)
+	})
 }
 
 func callChecks() []Check {
@@ -89,35 +109,47 @@ func callChecks() []Check {
 	}
 }
 
-// warnings returns the recent warnings about an object with one of the reasons, newest first.
+// warnings returns the warnings about an object with one of the reasons, the newest first.
 func warnings(v *cluster.View, kind string, object metav1.Object, reasons ...string) []corev1.Event {
 	return slices.DeleteFunc(v.EventsOf(kind, object), func(e corev1.Event) bool {
-		return v.ServerNow().Sub(cluster.EventTime(e)) >= recent || !slices.Contains(reasons, e.Reason)
+		return !slices.Contains(reasons, e.Reason)
 	})
 }
 
-// latest returns the newest of warnings.
+// ifRecent returns warnings whose first is recent, or nil: an older error may be over.
+func ifRecent(v *cluster.View, warnings []corev1.Event) []corev1.Event {
+	if len(warnings) == 0 || v.ServerNow().Sub(cluster.EventTime(warnings[0])) >= recent {
+		return nil
+	}
+	return warnings
+}
+
+// latest returns the newest of recent warnings.
 func latest(v *cluster.View, kind string, object metav1.Object, reasons ...string) (corev1.Event, bool) {
-	if all := warnings(v, kind, object, reasons...); len(all) > 0 {
+	if all := ifRecent(v, warnings(v, kind, object, reasons...)); len(all) > 0 {
 		return all[0], true
 	}
 	return corev1.Event{}, false
 }
 
-// first returns the time of the first occurrence of an event.
+// first returns the time of the first occurrence of an event. An event with a series has it in
+// EventTime.
 func first(e corev1.Event) time.Time {
-	if e.FirstTimestamp.IsZero() {
-		return cluster.EventTime(e)
+	switch {
+	case !e.FirstTimestamp.IsZero():
+		return e.FirstTimestamp.Time
+	case !e.EventTime.IsZero():
+		return e.EventTime.Time
 	}
-	return e.FirstTimestamp.Time
+	return cluster.EventTime(e)
 }
 
-// began returns the time of the oldest warning about an object with a reason. A text that varies makes
-// several events of one failure.
-func began(v *cluster.View, kind string, object metav1.Object, reason string) time.Time {
+// began returns the time of the first of the warnings with an error of a kind. A text that varies makes
+// several events of one failure. The errors of another kind are those of another failure.
+func began(v *cluster.View, warnings []corev1.Event, is func(text string) bool) time.Time {
 	oldest := v.ServerNow()
-	for _, e := range v.EventsOf(kind, object) {
-		if t := first(e); e.Reason == reason && t.Before(oldest) {
+	for _, e := range warnings {
+		if t := first(e); is(e.Message) && t.Before(oldest) {
 			oldest = t
 		}
 	}
@@ -149,13 +181,13 @@ func claims(v *cluster.View) (all []Finding) {
 		if c.Status.Phase != corev1.ClaimPending || d == nil {
 			continue
 		}
-		e, ok := latest(v, kind, c, reason)
-		if !ok || progress(v, e.Message, c.CreationTimestamp.Time) ||
-			waitsForOther(v, e.Message, began(v, kind, c, reason)) {
+		failures := ifRecent(v, warnings(v, kind, c, reason))
+		if len(failures) == 0 || expected(v, failures, time.Time{}, duringUpdate, longCreation, unreadySource,
+			missingObject) {
 			continue
 		}
 		all = append(all, called([]*cluster.Driver{d}, kind+"/"+c.Namespace+"/"+c.Name, "the volume cannot be created",
-			e.Message, pagePending, claimMessages...))
+			failures[0].Message, pagePending, claimMessages...))
 	}
 	return all
 }
@@ -194,12 +226,12 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 			continue
 		}
 		object := "Pod/" + p.Namespace + "/" + p.Name
-		if e, d, ok := failedMount(v, p, used); ok {
-			if waits(v, e.Message, p.CreationTimestamp.Time) {
+		if failures := failedMounts(v, p, used); len(failures) > 0 {
+			if expected(v, failures, scheduled(p), duringUpdate, duringCopy) {
 				continue
 			}
-			all = append(all, called(d, object, "the volume cannot be mounted", e.Message, pagePodStart,
-				missingVolume, wrongMount, noSecret))
+			all = append(all, called(used.of(failures[0]), object, "the volume cannot be mounted", failures[0].Message,
+				pagePodStart, missingVolume, wrongMount, noSecret))
 		} else if e, ok := latest(v, "Pod", p, "FailedScheduling"); ok && p.Spec.NodeName == "" && !used.others &&
 			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
 			f := called(used.drivers, object, "the pod cannot be scheduled", e.Message, pagePending)
@@ -208,6 +240,16 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 		}
 	}
 	return all
+}
+
+// scheduled returns the time at which a pod got its node, or the zero time.
+func scheduled(p *corev1.Pod) time.Time {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
 }
 
 // hasVolumes reports whether the kubelet has mounted the volumes of a pod: then it makes the sandbox, and
@@ -258,21 +300,27 @@ func volumesOf(v *cluster.View, p *corev1.Pod, volumes map[string]*cluster.Drive
 }
 
 // inEvent has the name of the volume in an event of the kubelet or of the controller of attachments.
-var inEvent = regexp.MustCompile(`^[A-Za-z. ]*failed for volume "([^"]*)"`)
+// The recorder adds the prefix in brackets if many events differ in their text only.
+var inEvent = regexp.MustCompile(`^(?:\(combined from similar events\): )?[A-Za-z. ]*failed for volume "([^"]*)"`)
 
-// failedMount returns the newest recent event of a failed mount of one of the volumes of a pod, with the
-// driver of the volume. An event without a volume counts if the pod has no volumes of others.
-func failedMount(v *cluster.View, p *corev1.Pod, used podVolumes) (corev1.Event, []*cluster.Driver, bool) {
-	for _, e := range warnings(v, "Pod", p, "FailedMount", "FailedMapVolume", "FailedAttachVolume") {
-		m := inEvent.FindStringSubmatch(e.Message)
-		switch {
-		case m == nil && !used.others:
-			return e, used.drivers, true
-		case m != nil && used.named[m[1]] != nil:
-			return e, []*cluster.Driver{used.named[m[1]]}, true
-		}
+// of returns the drivers of the volume in an event about a mount, or nil. An event without a volume
+// counts if the pod has no volumes of others.
+func (used podVolumes) of(e corev1.Event) []*cluster.Driver {
+	m := inEvent.FindStringSubmatch(e.Message)
+	switch {
+	case m == nil && !used.others:
+		return used.drivers
+	case m != nil && used.named[m[1]] != nil:
+		return []*cluster.Driver{used.named[m[1]]}
 	}
-	return corev1.Event{}, nil, false
+	return nil
+}
+
+// failedMounts returns the events of failed mounts of the volumes of a pod, the newest first, if the
+// newest is recent.
+func failedMounts(v *cluster.View, p *corev1.Pod, used podVolumes) []corev1.Event {
+	all := warnings(v, "Pod", p, "FailedMount", "FailedMapVolume", "FailedAttachVolume")
+	return ifRecent(v, slices.DeleteFunc(all, func(e corev1.Event) bool { return used.of(e) == nil }))
 }
 
 // deletes finds PersistentVolumes that cannot be deleted.
@@ -284,12 +332,12 @@ func deletes(v *cluster.View) (all []Finding) {
 		if driver == nil || phase != corev1.VolumeReleased && phase != corev1.VolumeFailed {
 			continue
 		}
-		const reason = "VolumeFailedDelete"
-		if e, ok := latest(v, "PersistentVolume", pv, reason); ok &&
-			!waits(v, e.Message, began(v, "PersistentVolume", pv, reason)) {
-			f := called([]*cluster.Driver{driver}, "PersistentVolume/"+pv.Name, "the volume cannot be deleted",
-				e.Message, pageDelete)
-			if strings.Contains(e.Message, "code = FailedPrecondition") {
+		failures := ifRecent(v, warnings(v, "PersistentVolume", pv, "VolumeFailedDelete"))
+		if len(failures) > 0 && !expected(v, failures, time.Time{}, duringUpdate, duringCopy) {
+			text := failures[0].Message
+			f := called([]*cluster.Driver{driver}, "PersistentVolume/"+pv.Name, "the volume cannot be deleted", text,
+				pageDelete)
+			if strings.Contains(text, "code = FailedPrecondition") {
 				f.Page = pageDelete
 			}
 			all = append(all, f)
@@ -313,7 +361,7 @@ func snapshots(v *cluster.View) (all []Finding) {
 			if c.GetDeletionTimestamp() != nil {
 				effect, page, since = "the snapshot cannot be deleted", pageDelete, *c.GetDeletionTimestamp()
 			}
-			if progress(v, text, since.Time) {
+			if duringUpdate.covers(v, text, since.Time) || longCreation.covers(v, text, since.Time) {
 				continue
 			}
 			all = append(all, called([]*cluster.Driver{v.Driver(driver)}, c.GetKind()+"/"+c.GetName(), effect, text,
@@ -346,12 +394,11 @@ func expansions(v *cluster.View) (all []Finding) {
 // growthError returns the error of the growth of a claim, or "". A recent event may be missing: the
 // condition stays until the volume has grown.
 func growthError(v *cluster.View, c *corev1.PersistentVolumeClaim) string {
-	const reason = "VolumeResizeFailed"
-	if e, ok := latest(v, "PersistentVolumeClaim", c, reason); ok {
-		if replaces(v, e.Message, began(v, "PersistentVolumeClaim", c, reason)) {
+	if failures := ifRecent(v, warnings(v, "PersistentVolumeClaim", c, "VolumeResizeFailed")); len(failures) > 0 {
+		if expected(v, failures, time.Time{}, duringUpdate) {
 			return ""
 		}
-		return e.Message
+		return failures[0].Message
 	}
 	for _, cond := range c.Status.Conditions {
 		failed := cond.Type == corev1.PersistentVolumeClaimNodeResizeError ||
@@ -372,12 +419,11 @@ func modifications(v *cluster.View) (all []Finding) {
 		if volumes[c.Spec.VolumeName] == nil || want == nil || have != nil && *have == *want {
 			continue
 		}
-		const reason = "VolumeModifyFailed"
-		if e, ok := latest(v, "PersistentVolumeClaim", c, reason); ok &&
-			!replaces(v, e.Message, began(v, "PersistentVolumeClaim", c, reason)) {
+		failures := ifRecent(v, warnings(v, "PersistentVolumeClaim", c, "VolumeModifyFailed"))
+		if len(failures) > 0 && !expected(v, failures, time.Time{}, duringUpdate) {
 			f := called([]*cluster.Driver{volumes[c.Spec.VolumeName]}, "PersistentVolumeClaim/"+c.Namespace+"/"+c.Name,
-				"the volume does not get its VolumeAttributesClass "+*want, e.Message, pageChange, wrongAttributes,
-				noAttributes, noRight, noSecret)
+				"the volume does not get its VolumeAttributesClass "+*want, failures[0].Message, pageChange,
+				wrongAttributes, noAttributes, noRight, noSecret)
 			f.Page = pageChange
 			all = append(all, f)
 		}

@@ -136,6 +136,16 @@ func ephemeral(c *fake.Cluster, name, pv string) *corev1.PersistentVolumeClaim {
 	return claim
 }
 
+// scheduledPod is a pod with the claim c1 that was made 20 minutes ago, and got its node some time ago.
+func scheduledPod(c *fake.Cluster, ago time.Duration, others ...string) {
+	claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+	pendingPod(c, append(others, "c1")...)
+	p := fake.Get[*corev1.Pod](c, "app")
+	p.CreationTimestamp, p.Spec.NodeName = fake.Ago(20*time.Minute), "node-1"
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+		LastTransitionTime: fake.Ago(ago)}}
+}
+
 func waiting(p *corev1.Pod, reason, message string) {
 	p.Status.Conditions[0].Status = corev1.ConditionFalse
 	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}
@@ -465,8 +475,35 @@ var faults = map[string]struct {
 		[]string{"Node/node-2", "not published"}},
 	"a copy without an end": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(20 * time.Minute)
-		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Aborted desc = copying`)
+		c.EventSince(20*time.Minute, "PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Aborted desc = copying`)
 	}, "claims", []string{"copying"}},
+	"a copy without an end whose texts vary": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(20 * time.Minute)
+		c.EventSince(16*time.Minute, "PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = DeadlineExceeded desc = x`)
+		fake.Get[*corev1.Event](c, "event-"+strconv.Itoa(len(c.Objects)-1)).LastTimestamp = fake.Ago(16 * time.Minute)
+		c.EventSince(time.Minute, "PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Aborted desc = copying 2`)
+	}, "claims", []string{"copying 2"}},
+	"a copy without an end whose events are combined": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(20 * time.Minute)
+		c.EventSince(16*time.Minute, "PersistentVolumeClaim", "default", "c1", "ProvisioningFailed",
+			`(combined from similar events): rpc error: code = Aborted desc = copying`)
+	}, "claims", []string{"copying"}},
+	"a copy without an end with a series of events": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(20 * time.Minute)
+		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Aborted desc = copying`)
+		e := fake.Get[*corev1.Event](c, "event-"+strconv.Itoa(len(c.Objects)-1))
+		e.LastTimestamp, e.EventTime = metav1.Time{}, metav1.NewMicroTime(fake.Ago(16*time.Minute).Time)
+		e.Series = &corev1.EventSeries{Count: 9, LastObservedTime: metav1.NewMicroTime(fake.Ago(time.Minute).Time)}
+	}, "claims", []string{"copying"}},
+	"a stage that waits for a copy without an end": {func(c *fake.Cluster) {
+		scheduledPod(c, 20*time.Minute)
+		c.EventSince(16*time.Minute, "Pod", "default", "app", "FailedMount", `rpc error: code = Aborted desc = volume h is being copied`)
+	}, "pods-with-volumes", []string{"is being copied"}},
+	"a failed mount whose events are combined, beside a volume of another driver": {func(c *fake.Cluster) {
+		scheduledPod(c, 20*time.Minute, "ebs")
+		c.EventSince(time.Minute, "Pod", "default", "app", "FailedMount",
+			`(combined from similar events): MountVolume.SetUp failed for volume "pv-1" : rpc error: code = NotFound desc = volume h`)
+	}, "pods-with-volumes", []string{"does not exist on its node"}},
 	"an ephemeral volume that cannot be mounted": {func(c *fake.Cluster) {
 		pendingPod(c)
 		ephemeral(c, "scratch", volume(c, "pv-1").Name)
@@ -501,7 +538,7 @@ var faults = map[string]struct {
 	}, "claims", []string{"the topology of the claim", "allowedTopologies"}},
 	"a claim for a node without the driver": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
-		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", "error generating accessibility requirements: no topology key found for node node-1")
+		c.EventSince(3*time.Minute, "PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", "error generating accessibility requirements: no topology key found for node node-1")
 	}, "claims", []string{"not registered on the node", "see the pod of the driver"}},
 	"an overlap of directories": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
@@ -535,7 +572,7 @@ var faults = map[string]struct {
 	"a driver that does not run": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 		pendingPod(c, "c1")
-		c.Event("Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "pv-1" : rpc error: code = Unavailable desc = `+
+		c.EventSince(3*time.Minute, "Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "pv-1" : rpc error: code = Unavailable desc = `+
 			`connection error: desc = "transport: Error while dialing: dial unix /var/lib/kubelet/plugins/x/csi.sock: connect: connection refused"`)
 	}, "pods-with-volumes", []string{"does not run on the node, or its socket", "see the pod of the driver"}},
 	"a driver of shares that is not permitted": {func(c *fake.Cluster) {
@@ -763,6 +800,31 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pvc-ebs" : rpc error: code = NotFound desc = volume x`)
 			c.Event("Pod", "default", "app", "FailedMount", `Unable to attach or mount volumes: unmounted volumes=[ebs]: timed out waiting for the condition`)
 			c.Event("Pod", "default", "app", "FailedScheduling", "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+		},
+		"a claim that waited for its pod, and is restored": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(20 * time.Minute)
+			c.EventSince(3*time.Minute, "PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = DeadlineExceeded desc = x`)
+			c.EventSince(time.Minute, "PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Aborted desc = copying`)
+		},
+		"a claim that waited for its class, and is restored": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(20 * time.Minute)
+			c.EventSince(20*time.Minute, "PersistentVolumeClaim", "default", "c1", "ProvisioningFailed",
+				`storageclass.storage.k8s.io "causeway-hostpath" not found`)
+			fake.Get[*corev1.Event](c, "event-"+strconv.Itoa(len(c.Objects)-1)).LastTimestamp = fake.Ago(18 * time.Minute)
+			c.EventSince(time.Minute, "PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = Aborted desc = copying`)
+		},
+		"a pod that waited for a node whose driver was replaced": func(c *fake.Cluster) {
+			scheduledPod(c, time.Minute)
+			c.EventSince(time.Minute, "Pod", "default", "app", "FailedMount", notRegisteredYet)
+		},
+		"a pod that waited for a volume of another driver, and then for ours": func(c *fake.Cluster) {
+			scheduledPod(c, 20*time.Minute, "ebs")
+			c.EventSince(20*time.Minute, "Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "pvc-ebs" : rpc error: code = Unavailable desc = x`)
+			c.EventSince(time.Minute, "Pod", "default", "app", "FailedMount", `MountVolume.SetUp failed for volume "pv-1" : rpc error: code = Unavailable desc = x`)
+		},
+		"an update, seen by a node whose clock is behind": func(c *fake.Cluster) {
+			scheduledPod(c, time.Minute)
+			c.EventSince(3*time.Minute, "Pod", "default", "app", "FailedMount", notRegisteredYet)
 		},
 		"no ConfigMap": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name

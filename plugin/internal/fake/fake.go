@@ -277,6 +277,13 @@ func (c *Cluster) Event(kind, namespace, name, reason, message string) {
 		Message: message, LastTimestamp: Ago(time.Minute)})
 }
 
+// EventSince adds a warning about an object that occurs since some time.
+func (c *Cluster) EventSince(ago time.Duration, kind, namespace, name, reason, message string) {
+	c.Event(kind, namespace, name, reason, message)
+	e, _ := c.Objects[len(c.Objects)-1].(*corev1.Event)
+	e.FirstTimestamp = Ago(ago)
+}
+
 // lists are the kinds of the dynamic client.
 var lists = map[schema.GroupVersionResource]string{
 	{Group: "", Version: "v1",
