@@ -126,6 +126,16 @@ func endingPod(c *fake.Cluster, claim string, ago time.Duration) {
 		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 }
 
+// keptPod is a pod with the claim c1 whose containers and grace period have ended, and which has a finalizer.
+func keptPod(c *fake.Cluster, phase corev1.PodPhase, grace int64) *corev1.Pod {
+	claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+	endingPod(c, "c1", 3*time.Minute)
+	p := fake.Get[*corev1.Pod](c, "app")
+	p.DeletionGracePeriodSeconds, p.Status.Phase = &grace, phase
+	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}
+	return p
+}
+
 // ephemeral adds a generic ephemeral volume to the pod app, with its claim and the name of its PersistentVolume.
 func ephemeral(c *fake.Cluster, name, pv string) *corev1.PersistentVolumeClaim {
 	p := fake.Get[*corev1.Pod](c, "app")
@@ -826,6 +836,11 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			scheduledPod(c, time.Minute)
 			c.EventSince(3*time.Minute, "Pod", "default", "app", "FailedMount", notRegisteredYet)
 		},
+		"a pod that has succeeded, and that a finalizer keeps": func(c *fake.Cluster) { keptPod(c, corev1.PodSucceeded, 0) },
+		"a pod that has failed, and that a finalizer keeps": func(c *fake.Cluster) {
+			keptPod(c, corev1.PodFailed, 0)
+			c.Event("Pod", "default", "app", "BackOff", "Back-off restarting failed container main")
+		},
 		"no ConfigMap": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 			pendingPod(c, "c1")
@@ -943,6 +958,20 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 			pendingPod(c, "c1")
 			c.Event("Pod", "default", "app", "FailedMount", `rpc error: code = Aborted desc = another call for "h" is running`)
+		},
+		"a pod that has failed, and whose volume the kubelet has not unmounted": func(c *fake.Cluster) { keptPod(c, corev1.PodFailed, 30) },
+		"a pod that has no finalizer": func(c *fake.Cluster) {
+			p := keptPod(c, corev1.PodFailed, 0)
+			p.Finalizers = nil
+		},
+		"a pod that has not ended": func(c *fake.Cluster) { keptPod(c, corev1.PodRunning, 0) },
+		"a pod that has failed, with a container that runs": func(c *fake.Cluster) {
+			keptPod(c, corev1.PodFailed, 0).Status.EphemeralContainerStatuses = []corev1.ContainerStatus{
+				{Name: "debug", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		},
+		"a pod that has failed, with an event about its volume": func(c *fake.Cluster) {
+			keptPod(c, corev1.PodFailed, 0)
+			c.Event("Pod", "default", "app", "FailedUnmount", `UnmountVolume.TearDown failed for volume "pv-1" : rpc error: code = FailedPrecondition desc = x`)
 		},
 		"a lease without a holder": func(c *fake.Cluster) {
 			none, old := "", metav1.NewMicroTime(time.Now().Add(-3*time.Minute))
@@ -1306,6 +1335,12 @@ func TestWhatCannotBeReadIsNotChecked(t *testing.T) {
 		}
 	}
 	c := fake.Healthy()
+	keptPod(c, corev1.PodFailed, 0)
+	c.Refuse["events"] = errors.New("forbidden: no right")
+	if r := examine(t, c); len(r.Findings) != 1 || r.Findings[0].Check != "pods-that-end" {
+		t.Errorf("a pod with a finalizer whose events cannot be read: %+v", r.Findings)
+	}
+	c = fake.Healthy()
 	delete(c.Pods.Answers, node1+":9809/metrics")
 	if r := examine(t, c); len(r.Findings) > 0 || len(r.NotChecked) != 1 || !strings.Contains(r.NotChecked[0].Reason, node1) ||
 		r.Code() != CodeNotChecked {

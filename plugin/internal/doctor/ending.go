@@ -12,14 +12,16 @@ import (
 )
 
 // podsThatEnd finds pods with a claim of the drivers that do not end. A pod on a node that is away has
-// the finding of its node. The deletionTimestamp of a pod is the end of its grace period.
+// the finding of its node. The deletionTimestamp of a pod is the end of its grace period. A pod that
+// only a finalizer keeps is not the driver's fault.
 func podsThatEnd(v *cluster.View) (all []Finding) {
 	volumes, now := ours(v), v.ServerNow()
 	for i := range v.EndingPods {
 		p := &v.EndingPods[i]
 		node := v.Node(p.Spec.NodeName)
-		if p.DeletionTimestamp == nil || now.Sub(p.DeletionTimestamp.Time) < patience ||
-			len(volumesOf(v, p, volumes).drivers) == 0 || node != nil && !cluster.NodeReady(node) {
+		used := volumesOf(v, p, volumes)
+		if p.DeletionTimestamp == nil || now.Sub(p.DeletionTimestamp.Time) < patience || len(used.drivers) == 0 ||
+			node != nil && !cluster.NodeReady(node) || keptByFinalizer(v, p, used) {
 			continue
 		}
 		all = append(all, Finding{Severity: Error, Object: "Pod/" + p.Namespace + "/" + p.Name,
@@ -31,19 +33,39 @@ func podsThatEnd(v *cluster.View) (all []Finding) {
 	return all
 }
 
+// keptByFinalizer reports whether only finalizers keep a pod. With a grace period of 0, the API server
+// deletes a pod when it has no finalizers. The kubelet sets that period after it has unmounted the
+// volumes; for a pod that had ended before its deletion, the API server sets it. A terminal phase alone
+// shows nothing of the volumes: the kubelet reports the phase before it unmounts. If the events could
+// not be read, the pod is reported.
+func keptByFinalizer(v *cluster.View, p *corev1.Pod, used podVolumes) bool {
+	terminal := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+	final := p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
+	return terminal && final && len(p.Finalizers) > 0 && len(running(p)) == 0 && v.Unread(cluster.Events) == nil &&
+		!slices.ContainsFunc(v.EventsOf("Pod", p), func(e corev1.Event) bool {
+			during := cluster.EventTime(e).After(p.DeletionTimestamp.Time)
+			return during && strings.Contains(e.Message, "volume") && used.of(e) != nil
+		})
+}
+
+// running returns the names of the containers of a pod that run.
+func running(p *corev1.Pod) (names []string) {
+	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses,
+		p.Status.EphemeralContainerStatuses) {
+		if s.State.Running != nil {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
 // endEvidence returns the node of a pod that ends, the time since its grace period, its containers that
 // run, and its finalizers.
 func endEvidence(p *corev1.Pod, now time.Time) string {
 	text := fmt.Sprintf("on node %s, terminating for %s after its grace period", p.Spec.NodeName,
 		now.Sub(p.DeletionTimestamp.Time).Round(time.Second))
-	var running []string
-	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-		if s.State.Running != nil {
-			running = append(running, s.Name)
-		}
-	}
-	if len(running) > 0 {
-		text += "\ncontainers that run: " + strings.Join(running, ", ")
+	if names := running(p); len(names) > 0 {
+		text += "\ncontainers that run: " + strings.Join(names, ", ")
 	}
 	if len(p.Finalizers) > 0 {
 		text += "\nfinalizers: " + strings.Join(p.Finalizers, ", ")
