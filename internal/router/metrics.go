@@ -47,8 +47,12 @@ var (
 		"1 for a node that answers; 0 for a node that answered at this address and does not now, or that answers at "+
 			"several addresses.", []string{"node", "address"}, nil)
 	peersDesc = prometheus.NewDesc("causeway_router_peers",
-		"Addresses of nodes, by state: answers; silent (no answer, or the router rejects the identity); twice "+
-			"(several addresses report the same node).", []string{"state"}, nil)
+		"Addresses of nodes, by state: answers; silent (no answer, or the router rejects the identity); gone (the "+
+			"node lost its address less than 5 minutes ago); twice (several addresses report the same node).",
+		[]string{"state"}, nil)
+	silentDesc = prometheus.NewDesc("causeway_router_silent_seconds",
+		"Longest time for which a node that has an address does not answer, in seconds; 0 without such a node.",
+		nil, nil)
 	discoveryDesc = prometheus.NewDesc("causeway_router_discovery_up",
 		"1 if the last lookup of the nodes' addresses succeeded.", nil, nil)
 )
@@ -61,6 +65,7 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 	c.metrics.seconds.Describe(out)
 	out <- upDesc
 	out <- peersDesc
+	out <- silentDesc
 	out <- discoveryDesc
 }
 
@@ -74,14 +79,18 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 func (c collector) collect(out chan<- prometheus.Metric) {
 	c.metrics.calls.Collect(out)
 	c.metrics.seconds.Collect(out)
-	gauge := func(desc *prometheus.Desc, value int, labels ...string) {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value), labels...)
+	measure := func(desc *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
+	gauge := func(desc *prometheus.Desc, value int, labels ...string) { measure(desc, float64(value), labels...) }
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v := c.view.Load()
-	up := 0
+	up, longest := 0, time.Duration(0)
 	for _, e := range c.endpoints {
+		if e.node == nil {
+			longest = max(longest, time.Since(e.since))
+		}
 		switch {
 		case e.node != nil && v.byDigest[e.node.key()] == e.node:
 			up++
@@ -95,8 +104,16 @@ func (c collector) collect(out chan<- prometheus.Metric) {
 		twice += len(where)
 	}
 	gauge(peersDesc, up, "answers")
-	gauge(peersDesc, len(v.silent), "silent")
+	gone := 0
+	for _, a := range v.silent {
+		if a.gone() {
+			gone++
+		}
+	}
+	gauge(peersDesc, len(v.silent)-gone, "silent")
+	gauge(peersDesc, gone, "gone")
 	gauge(peersDesc, twice, "twice")
+	measure(silentDesc, longest.Seconds())
 	discovered := 1
 	if v.lookupErr != nil || !v.known {
 		discovered = 0
@@ -107,8 +124,8 @@ func (c collector) collect(out chan<- prometheus.Metric) {
 // maxShown is the largest number of nodes that Ready names.
 const maxShown = 20
 
-// Ready returns the number of nodes that answer, and the names of the silent ones. Silent nodes are
-// no error: the others are served.
+// Ready returns the number of nodes that answer, and a line for each silent node, first of nodes that
+// have an address. Silent nodes are no error: the others are served.
 func (r *Router) Ready(context.Context) (string, error) {
 	v := r.view.Load()
 	if !v.known {
@@ -127,7 +144,7 @@ func (r *Router) Ready(context.Context) (string, error) {
 			lines = append(lines, fmt.Sprintf("and %d more", len(v.silent)-i))
 			break
 		}
-		lines = append(lines, fmt.Sprintf("%s: %v", p, p.err))
+		lines = append(lines, strings.ReplaceAll(fmt.Sprintf("%s: %v", p, p.err), "\n", "; "))
 	}
 	for _, where := range v.twice {
 		lines = append(lines, "several addresses report the same node: "+strings.Join(where, ", "))

@@ -28,6 +28,7 @@ type endpoint struct {
 	node     *node     // the node that answers, or nil
 	err      error     // the reason why no node answers
 	last     string    // ID of the last node that answered, for messages only: it is empty after a restart
+	since    time.Time // since then no node answers, if node is nil
 	reported time.Time // when err was reported
 }
 
@@ -125,7 +126,7 @@ func (r *Router) update(ctx context.Context, addresses []string) {
 			continue
 		}
 		life, cancel := context.WithCancel(ctx)
-		e := &endpoint{address: address, cancel: cancel, err: errNotAsked}
+		e := &endpoint{address: address, cancel: cancel, err: errNotAsked, since: time.Now()}
 		r.endpoints[address] = e
 		r.keeping.Go(func() {
 			guard.Keep(life, func(err error) {
@@ -214,6 +215,9 @@ func (r *Router) record(e *endpoint, was, is *node, err error) {
 	if is != nil && e.node == nil && !e.reported.IsZero() {
 		e.reported = time.Time{}
 		r.cfg.Report(is.String()+" answers", nil)
+	}
+	if is == nil && e.node != nil {
+		e.since = time.Now()
 	}
 	e.node, e.err = is, err
 	if is != nil {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -264,9 +265,14 @@ func TestMetrics(t *testing.T) {
 	}
 	delete(got, "causeway_router_call_seconds_total a")
 	delete(got, "causeway_router_call_seconds_total b")
+	if seconds := got["causeway_router_silent_seconds"]; seconds <= 0 || seconds > 60 {
+		t.Errorf("a is silent for %v seconds", seconds)
+	}
+	delete(got, "causeway_router_silent_seconds")
 	want := map[string]float64{
 		"causeway_router_calls_total a OK": 1, "causeway_router_calls_total b NotFound": 1, "causeway_router_discovery_up": 1,
 		"causeway_router_peers answers": 1, "causeway_router_peers silent": 1, "causeway_router_peers twice": 0,
+		"causeway_router_peers gone":                        0,
 		"causeway_router_node_up a " + c.nodes["a"].address: 0, "causeway_router_node_up b " + c.nodes["b"].address: 1,
 	}
 	if !maps.Equal(got, want) {
@@ -274,8 +280,9 @@ func TestMetrics(t *testing.T) {
 	}
 	c.at("b")
 	c.await(func(v *view) bool { return len(v.silent) == 1 && errors.Is(v.silent[0].err, errNoAddress) })
-	for name, want := range map[string]float64{"answers": 1, "silent": 1, "twice": 0} {
-		if got := c.metrics()["causeway_router_peers "+name]; got != want {
+	for name, want := range map[string]float64{"peers answers": 1, "peers silent": 0, "peers gone": 1,
+		"peers twice": 0, "silent_seconds": 0} {
+		if got := c.metrics()["causeway_router_"+name]; got != want {
 			t.Errorf("without an address, %s are %v, want %v", name, got, want)
 		}
 	}
@@ -285,6 +292,71 @@ func TestMetrics(t *testing.T) {
 		if strings.Contains(name, " a ") || strings.HasSuffix(name, " a") {
 			t.Errorf("%s is left of a node that is gone", name)
 		}
+	}
+}
+
+// TestSilentSecondsAreOfOneNode: nodes that are silent one after the other do not add up, and a node
+// that answers ends its own time.
+func TestSilentSecondsAreOfOneNode(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	seconds := func() float64 {
+		c.Helper()
+		got, ok := c.metrics()["causeway_router_silent_seconds"]
+		if !ok {
+			t.Fatal("the metric does not exist")
+		}
+		return got
+	}
+	if got := seconds(); got != 0 {
+		t.Errorf("all nodes answer, and one is silent for %v s", got)
+	}
+	a := c.nodes["a"]
+	a.stop()
+	c.lost(1)
+	c.router.mu.Lock()
+	c.router.endpoints[a.address].since = time.Now().Add(-time.Hour)
+	c.router.endpoints[a.address].err = errNotAsked
+	c.router.show()
+	c.router.mu.Unlock()
+	c.await(func(v *view) bool { return !v.early() }) // a retry begins no new time
+	c.nodes["b"].stop()
+	c.lost(0)
+	if got := seconds(); got < 3600 || got > 3660 {
+		t.Errorf("a is silent for an hour, and the longest time is %v s", got)
+	}
+	a.start()
+	c.lost(1)
+	if got := seconds(); got <= 0 || got > 60 {
+		t.Errorf("a answers, b is silent since now, and the longest time is %v s", got)
+	}
+	a.stop()
+	c.lost(0)
+	if got := seconds(); got <= 0 || got > 60 {
+		t.Errorf("a is silent anew, and the longest time is %v s", got)
+	}
+	c.stop()
+	c.start()
+	c.await(func(v *view) bool { return len(v.silent) == 2 })
+	if got := seconds(); got <= 0 || got > 60 {
+		t.Errorf("after a restart the longest time is %v s", got)
+	}
+}
+
+// TestReadyNamesNodesWithAnAddressFirst: after a scale-down, 40 nodes without an address do not hide
+// the reason of a node that does not answer. Each node has one line.
+func TestReadyNamesNodesWithAnAddressFirst(t *testing.T) {
+	r := &Router{known: true, gone: map[string]gone{}, endpoints: map[string]*endpoint{
+		"9.0.0.1:9810": {address: "9.0.0.1:9810", last: "a",
+			err: errors.New("refused\nnode-1 (1.0.0.1:9810): it has no address now")}}}
+	for i := range 40 {
+		r.gone["node-"+strconv.Itoa(i)] = gone{"1.0.0." + strconv.Itoa(i) + ":9810", time.Now()}
+	}
+	r.view.Store(r.newView())
+	text, err := r.Ready(t.Context())
+	lines := strings.Split(text, "\n")
+	if err != nil || len(lines) != 2+maxShown || lines[0] != "ok: 0 of 41 nodes answer" ||
+		!strings.HasPrefix(lines[1], "a (9.0.0.1:9810): refused; node-1") || lines[maxShown+1] != "and 21 more" {
+		t.Errorf("%v: %s", err, text)
 	}
 }
 

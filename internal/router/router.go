@@ -65,7 +65,7 @@ const (
 	renewEvery  = 20 * time.Minute       // so that replaced certificates take effect; below the nodes' limit
 	pingEvery   = 10 * time.Second       // on an idle connection; nodes allow a ping every 5 s
 	pingLimit   = 5 * time.Second
-	goneFor     = 5 * time.Minute // for so long a node that lost its address counts as silent
+	goneFor     = 5 * time.Minute // for so long a node that lost its address counts as gone
 	reportEvery = time.Minute     // the router reports a single silent node at most
 )
 

@@ -19,7 +19,7 @@ import (
 type view struct {
 	nodes     []*node // in the order of key
 	byDigest  map[string]*node
-	silent    []absent            // in the order of their addresses
+	silent    []absent            // nodes with an address come first; in the order of their addresses
 	twice     map[string][]string // by digest: the addresses of a node that answers at several
 	lookupErr error               // of the last lookup of addresses: some may be missing
 	known     bool                // a lookup has succeeded
@@ -37,6 +37,9 @@ func (a absent) String() string {
 	}
 	return fmt.Sprintf("%s (%s)", a.last, a.address)
 }
+
+// gone reports whether the node has no address now.
+func (a absent) gone() bool { return errors.Is(a.err, errNoAddress) }
 
 // key orders the nodes in lists. It need not be the digest in the IDs of the node.
 func (n *node) key() string { return n.digests[0] }
@@ -59,7 +62,10 @@ func (r *Router) newView() *view {
 			v.silent = append(v.silent, absent{g.address, id, errNoAddress})
 		}
 	}
-	slices.SortFunc(v.silent, func(a, b absent) int { return strings.Compare(a.address, b.address) })
+	rank := map[bool]int{true: 1}
+	slices.SortFunc(v.silent, func(a, b absent) int {
+		return cmp.Or(rank[a.gone()]-rank[b.gone()], strings.Compare(a.address, b.address))
+	})
 	for key, nodes := range same {
 		if len(nodes) > 1 { // the data may be on any of them
 			for _, n := range nodes {

@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"fmt"
+	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,28 +32,14 @@ func controllerChecks() []Check {
 func router(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.ControllerPods() {
-			for _, s := range p.DriverMetrics.Samples("causeway_router_peers") {
-				switch state := s.Labels["state"]; {
-				case s.Value == 0 || state == "answers":
-				case state == "twice":
-					all = append(all, Finding{Severity: Error, Object: p.Object(),
-						Cause:    "several addresses report the same node: the router uses neither of them",
-						Evidence: p.DriverReady.Body, Remedy: "end the wrong driver; for two addresses of one " +
-							"node: ipFamilyPolicy: SingleStack",
-						Page: pageRouter})
-				default:
-					m, ok := explain(p.DriverReady.Body, certificateMessages)
-					if !ok && int(s.Value) <= starting(v, d)+removed(v, d, p.DriverReady.Body) {
-						continue
-					}
-					if !ok {
-						m = message{cause: "the router does not reach a node",
-							remedy: "bring the node back, or its pod of the driver", page: pageRouter}
-					}
-					all = append(all, Finding{Severity: Error, Object: p.Object(), Cause: m.cause,
-						Evidence: p.DriverReady.Body, Remedy: m.remedy, Page: m.page})
-				}
+			if twice, _ := peers(p, "twice"); twice > 0 {
+				all = append(all, Finding{Severity: Error, Object: p.Object(),
+					Cause:    "several addresses report the same node: the router uses neither of them",
+					Evidence: p.DriverReady.Body, Remedy: "end the wrong driver; for two addresses of one " +
+						"node: ipFamilyPolicy: SingleStack",
+					Page: pageRouter})
 			}
+			all = append(all, unreached(v, d, p)...)
 			up, ok := p.DriverMetrics.Value("causeway_router_discovery_up")
 			if ok && up != 1 && !looksUp(v, p) {
 				all = append(all, Finding{Severity: Warning, Object: p.Object(),
@@ -63,6 +51,117 @@ func router(v *cluster.View) (all []Finding) {
 		}
 	}
 	return all
+}
+
+// peers returns the number of addresses in a state, and whether the router has the state.
+func peers(p *cluster.Pod, state string) (int, bool) {
+	for _, s := range p.DriverMetrics.Samples("causeway_router_peers") {
+		if s.Labels["state"] == state {
+			return int(s.Value), true
+		}
+	}
+	return 0, false
+}
+
+// unreached returns a finding for each cause for which a router does not reach nodes. The router
+// names 20 nodes at most, those with an address first.
+func unreached(v *cluster.View, d *cluster.Driver, p *cluster.Pod) (all []Finding) {
+	report := func(m message, evidence string) {
+		i := slices.IndexFunc(all, func(f Finding) bool { return f.Cause == m.cause })
+		if i < 0 {
+			all = append(all, Finding{Severity: Error, Object: p.Object(), Cause: m.cause, Evidence: evidence,
+				Remedy: m.remedy, Page: m.page})
+			return
+		}
+		all[i].Evidence += "\n" + evidence
+	}
+	unknown := about("the router does not reach a node", "bring the node back, or its pod of the driver", pageRouter)
+	silent, _ := peers(p, "silent")
+	gone, counted := peers(p, "gone") // an older driver counts these nodes as silent
+	names, absent := startingNodes(v, d)
+	excused := map[string]bool{}
+	lines := silentLines(v, d, p.DriverReady.Body)
+	for _, l := range lines {
+		left := &silent
+		if l.gone && counted {
+			left = &gone
+		}
+		if *left == 0 { // the metric is not of the same moment
+			continue
+		}
+		*left--
+		m, known := explain(l.reason, certificateMessages)
+		switch {
+		case known:
+			report(m, l.text)
+		case l.gone && (l.node == "" || hasAddress(lines, l.node)):
+			// The node has left the cluster, and forgotten-volumes finds its volumes. Or it has another
+			// address, which has a line of its own.
+		case names[l.node]:
+			excused[l.node] = true
+		case absent > 0 && !hasPod(d, l.node):
+			absent--
+		default:
+			report(unknown, l.text)
+		}
+	}
+	if len(all) == 0 && silent > len(names)-len(excused)+absent { // nodes that the router does not name
+		report(unknown, p.DriverReady.Body)
+	}
+	return all
+}
+
+// silentLine is a node in /readyz of a router.
+type silentLine struct {
+	text, reason string
+	node         string // in the cluster, or ""
+	gone         bool   // the node has no address
+}
+
+// readyzLine is "ID (ADDRESS): REASON", or "ADDRESS: REASON" if no node has answered there since the
+// start of the router.
+var readyzLine = regexp.MustCompile(`(?m)^(?:(\S+) \((\S+:\d+)\)|(\S+:\d+)): (.*)$`)
+
+// silentLines returns the nodes in /readyz of a router.
+func silentLines(v *cluster.View, d *cluster.Driver, body string) (all []silentLine) {
+	for _, m := range readyzLine.FindAllStringSubmatch(body, -1) {
+		l := silentLine{text: m[0], reason: m[4], gone: m[4] == "it has no address now"}
+		if id := m[1]; id != "" {
+			i := slices.IndexFunc(v.Nodes, func(n corev1.Node) bool {
+				return n.Name == id || n.Labels[d.Name+"/node"] == id
+			})
+			switch {
+			case i >= 0:
+				l.node = v.Nodes[i].Name
+			case !l.gone && hasPod(d, id): // the Node object is just deleted
+				l.node = id
+			}
+		} else if host, _, err := net.SplitHostPort(m[3]); err == nil {
+			l.node = nodeAt(d, host)
+		}
+		all = append(all, l)
+	}
+	return all
+}
+
+// nodeAt returns the node of the pod with an IP, or "".
+func nodeAt(d *cluster.Driver, ip string) string {
+	for _, p := range d.NodePods() {
+		if slices.Contains(p.Status.PodIPs, corev1.PodIP{IP: ip}) {
+			return p.Spec.NodeName
+		}
+	}
+	return ""
+}
+
+// hasAddress reports whether a line is about the present address of a node.
+func hasAddress(lines []silentLine, node string) bool {
+	return slices.ContainsFunc(lines, func(l silentLine) bool { return l.node == node && !l.gone })
+}
+
+// hasPod reports whether a node has a pod of the driver.
+func hasPod(d *cluster.Driver, node string) bool {
+	return slices.ContainsFunc(d.NodePods(), func(p *cluster.Pod) bool { return p.Spec.NodeName == node })
 }
 
 // noAddresses is the remedy of a router that does not know the addresses of the nodes.
@@ -80,24 +179,30 @@ func looksUp(v *cluster.View, p *cluster.Pod) bool {
 // justReplaced is the age of a pod up to which the router may not have connected to it.
 const justReplaced = time.Minute
 
-// starting returns the number of nodes whose pod ends, does not exist yet, has just started, or has not
-// been ready for a short time, as in an update: the router may not reach as many nodes. A pod on a node
-// that is away does not count.
+// starting returns the number of nodes that the router may not reach during an update.
 func starting(v *cluster.View, d *cluster.Driver) int {
-	nodes, now := map[string]bool{}, v.ServerNow()
+	names, absent := startingNodes(v, d)
+	return len(names) + absent
+}
+
+// startingNodes returns the nodes whose pod ends, has just started, or has not been ready for a short
+// time, as in an update, and the number of nodes whose pod does not exist yet. A pod on a node that is
+// away does not count.
+func startingNodes(v *cluster.View, d *cluster.Driver) (names map[string]bool, absent int) {
+	names = map[string]bool{}
+	now := v.ServerNow()
 	for _, p := range d.NodePods() {
 		node := v.Node(p.Spec.NodeName)
 		ends := p.Ended || p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced
 		if ends || now.Sub(p.CreationTimestamp.Time) < justReplaced ||
 			unready(p, now) && node != nil && cluster.NodeReady(node) {
-			nodes[p.Spec.NodeName] = true
+			names[p.Spec.NodeName] = true
 		}
 	}
-	absent := 0
 	for _, w := range d.Nodes {
 		absent += max(0, int(w.Desired)-len(w.Pods))
 	}
-	return len(nodes) + absent
+	return names, absent
 }
 
 // unready reports whether a pod is not ready, and was ready or did not exist less than patience ago.
@@ -109,22 +214,6 @@ func unready(p *cluster.Pod, now time.Time) bool {
 		}
 	}
 	return !p.Ready() && now.Sub(since) < patience
-}
-
-// removed returns the number of silent nodes in the answer of a router that have left the cluster: the
-// router waits for some minutes for their return. Its line is "ID (ADDRESS): it has no address now".
-// forgotten-volumes finds the volumes of such nodes.
-func removed(v *cluster.View, d *cluster.Driver, body string) (n int) {
-	for line := range strings.Lines(body) {
-		id, rest, _ := strings.Cut(line, " (")
-		if strings.HasSuffix(strings.TrimSpace(rest), "): it has no address now") &&
-			!slices.ContainsFunc(v.Nodes, func(n corev1.Node) bool {
-				return n.Name == id || n.Labels[d.Name+"/node"] == id
-			}) {
-			n++
-		}
-	}
-	return n
 }
 
 // certificateMessages are the reasons for which the two sides reject each other.

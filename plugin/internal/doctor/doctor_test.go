@@ -728,6 +728,22 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			c.Metric(controller1, `causeway_router_peers{state="silent"} 1`)
 			c.Answer(controller1, "driver", "/readyz", 200, "ok: 1 of 2 nodes answer\nnode-2 (10.0.0.2:9810): it has no address now")
 		},
+		"a scale-down by 40 nodes": func(c *fake.Cluster) { unreachedNodes(c, 0, 40) },
+		"an update of a node that has a new address, and does not answer there yet": func(c *fake.Cluster) {
+			p := fake.Get[*corev1.Pod](c, "causeway-node-2")
+			p.CreationTimestamp, p.Status.PodIPs = fake.Ago(10*time.Second), []corev1.PodIP{{IP: "10.0.0.9"}}
+			unreachedNodes(c, 1, 1, "10.0.0.9:9810: connection refused", "node-2 (10.0.0.2:9810): it has no address now")
+		},
+		"a node without a pod in an update": func(c *fake.Cluster) {
+			fake.Remove[*corev1.Pod](c, "causeway-node-2")
+			unreachedNodes(c, 0, 1, "node-2 (10.0.0.2:9810): it has no address now")
+		},
+		"a pod that ends on a node that was removed": func(c *fake.Cluster) {
+			fake.Remove[*corev1.Node](c, "node-2")
+			p, end := fake.Get[*corev1.Pod](c, "causeway-node-2"), fake.Ago(0)
+			p.DeletionTimestamp, p.Finalizers = &end, []string{"a/b"}
+			unreachedNodes(c, 1, 0, "node-2 (10.0.0.2:9810): connection refused")
+		},
 		"a node that starts": func(c *fake.Cluster) {
 			n := fake.Get[*corev1.Node](c, "node-2")
 			n.CreationTimestamp, n.Status.Conditions[0].Status = fake.Ago(time.Minute), corev1.ConditionFalse
@@ -954,6 +970,23 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			c.Metric(controller1, `causeway_router_peers{state="silent"} 2`)
 			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
 		},
+		"a partition during an update of another node": func(c *fake.Cluster) {
+			unreachedNodes(c, 1, 0, "node-2 (10.0.0.2:9810): connection refused")
+			fake.Get[*corev1.Pod](c, node1).CreationTimestamp = fake.Ago(10 * time.Second)
+		},
+		"a silent node during a scale-down": func(c *fake.Cluster) {
+			unreachedNodes(c, 1, 40, "node-2 (10.0.0.2:9810): connection refused")
+		},
+		"a node of the cluster without an address": func(c *fake.Cluster) {
+			unreachedNodes(c, 0, 1, "node-2 (10.0.0.2:9810): it has no address now")
+		},
+		"a node with a new address that does not answer": func(c *fake.Cluster) {
+			fake.Get[*corev1.Pod](c, "causeway-node-2").Status.PodIPs = []corev1.PodIP{{IP: "10.0.0.9"}}
+			unreachedNodes(c, 1, 1, "10.0.0.9:9810: wrong CA", "node-2 (10.0.0.2:9810): it has no address now")
+		},
+		"more nodes than the router names, with one cause": func(c *fake.Cluster) {
+			unreachedNodes(c, 30, 0, "node-1 (10.0.0.1:9810): wrong CA", "node-2 (10.0.0.2:9810): wrong CA", "and 28 more")
+		},
 		"another call that stays": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 			pendingPod(c, "c1")
@@ -984,6 +1017,50 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		if r := examine(t, c); len(r.Findings) != 1 {
 			t.Errorf("%s: %+v", name, r)
 		}
+	}
+}
+
+// unreachedNodes gives a router silent nodes, nodes without an address, and lines of /readyz. Below
+// them the router names nodes that have left the cluster, 20 lines in all.
+func unreachedNodes(c *fake.Cluster, silent, gone int, lines ...string) {
+	c.Metric(controller1, `causeway_router_peers{state="silent"} `+strconv.Itoa(silent))
+	c.Metric(controller1, `causeway_router_peers{state="gone"} `+strconv.Itoa(gone))
+	all := append([]string{"ok: 2 of " + strconv.Itoa(2+silent+gone) + " nodes answer"}, lines...)
+	for i := len(lines); i < min(gone+silent, 20) && gone > 1; i++ {
+		all = append(all, "pool-"+strconv.Itoa(i)+" (10.0.1."+strconv.Itoa(i)+":9810): it has no address now")
+	}
+	if more := gone + silent - 20; more > 0 && gone > 0 {
+		all = append(all, "and "+strconv.Itoa(more)+" more")
+	}
+	c.Answer(controller1, "driver", "/readyz", 200, strings.Join(all, "\n"))
+}
+
+// An expired certificate does not hide a node that is silent for another reason.
+func TestEachCauseOfSilentNodesHasAFinding(t *testing.T) {
+	c := fake.Healthy()
+	unreachedNodes(c, 3, 0, "10.0.0.3:9810: refused our certificate: remote error: tls: expired certificate",
+		"node-1 (10.0.0.1:9810): dial tcp 10.0.0.1:9810: i/o timeout",
+		"node-2 (10.0.0.2:9810): refused our certificate: remote error: tls: expired certificate")
+	r := examine(t, c)
+	got := map[string]string{}
+	for _, f := range r.Findings {
+		got[f.Cause] = f.Evidence
+	}
+	expired, away := got["a certificate has expired, or a clock is wrong"], got["the router does not reach a node"]
+	if len(r.Findings) != 2 || strings.Contains(expired, "timeout") || strings.Count(expired, "\n") != 1 ||
+		!strings.Contains(expired, "10.0.0.3") || !strings.Contains(expired, "node-2 ") ||
+		away != "node-1 (10.0.0.1:9810): dial tcp 10.0.0.1:9810: i/o timeout" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A node whose pod does not exist yet does not excuse another node.
+func TestANodeWithoutAPodExcusesNoOther(t *testing.T) {
+	c := fake.Healthy()
+	fake.Get[*appsv1.DaemonSet](c, "causeway-node").Status.DesiredNumberScheduled = 3
+	unreachedNodes(c, 1, 0, "node-2 (10.0.0.2:9810): connection refused")
+	if r := examine(t, c); !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Check == "router" }) {
+		t.Errorf("%+v", r)
 	}
 }
 
