@@ -354,6 +354,42 @@ func TestAMissingDirectoryIsDataLoss(t *testing.T) {
 	}
 }
 
+// Without its record, a volume is unusable from the next start on: the conditions ask for the record, too.
+func TestAMissingRecordIsReportedAtOnce(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "pvc-1")
+	dir, away := w.path(volumesDir, v.ID), w.path("away")
+	expect := func(event string, severity backend.Severity, reason, message string) {
+		t.Helper()
+		c, err := b.Health(w.Context(), v.ID)
+		if reason == "" && err == nil && len(c) == 0 {
+			return
+		}
+		if err != nil || len(c) != 1 || c[0].Severity != severity || c[0].Reason != reason ||
+			!strings.Contains(c[0].Message, message) {
+			t.Errorf("%s: Health = %+v, %v, want %s with %q", event, c, err, reason, message)
+		}
+	}
+	move := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move(dir, away)
+	expect("no directory", backend.DataLoss, "DataMissing", "and the record beside it are missing")
+	if err := os.MkdirAll(filepath.Join(dir, dataDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	expect("data without a record", backend.Degraded, "RecordUnreadable", recordFile+" is missing")
+	move(filepath.Join(away, recordFile), filepath.Join(dir, recordFile))
+	expect("a restored record", 0, "", "")
+	b.Close()
+	b = w.open()
+	expect("the next start", 0, "", "")
+}
+
 func TestTheRootsIdentity(t *testing.T) {
 	other := func(c *Config) { c.Root += "2" }
 	adopt := func(c *Config) { c.Adopt = true }

@@ -168,6 +168,9 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 		err = s.checkData(v)
 	}
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && s.lacksRecord(id):
+		return condition(backend.DataLoss, "DataMissing", "%s and the record beside it are missing: move the "+
+			"volume's directory back with all of its files, or restore the data into a new volume", s.dataPath(v)), nil
 	case errors.Is(err, fs.ErrNotExist):
 		return condition(backend.DataLoss, "DataMissing", "%s is missing: restore it from a backup", s.dataPath(v)), nil
 	case errors.Is(err, beneath.ErrType):
@@ -183,7 +186,18 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 	if f, ok := failing[s.dataPath(v)]; ok {
 		return conditionOf(f), nil
 	}
+	if s.lacksRecord(id) {
+		return condition(backend.Degraded, "RecordUnreadable", "%s is missing: the volume is unusable from the next "+
+			"start of the driver on: restore the record, or copy the data to a new volume",
+			s.Path(volumesDir, id, recordFile)), nil
+	}
 	return b.unenforced(s, v), nil
+}
+
+// lacksRecord reports whether the record of a volume is gone. The running driver has its content.
+func (s *root) lacksRecord(id string) bool {
+	_, err := os.Lstat(s.Path(volumesDir, id, recordFile))
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // isShortage reports whether err is the machine's shortage of files or memory, which says nothing

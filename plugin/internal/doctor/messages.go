@@ -189,7 +189,8 @@ var callMessages = []message{
 	known(`the path of the data is obstructed`, "the path of the data is obstructed: another type of file is there, or nothing",
 		"remove the obstacle that the message names, and move the data back", pagePodStart),
 	known(`cannot mount the data of volume.*no such file or directory|is missing: restore it from a backup`,
-		"the data of the volume is gone", "move the data back to the path in the message, or restore it from a backup", pageVolume),
+		"the data of the volume is gone", "move the data back to the path in the message, and the record.json beside it; or "+
+			"restore it from a backup, if the record is there", pageVolume),
 	known(`invalid filesystem type`, "the filesystem type of the class is not possible",
 		"delete the class and make it again with another csi.storage.k8s.io/fstype: a pending claim is retried; a "+
 			"bound claim keeps the type of its PersistentVolume, so make it again, too", ""),
@@ -321,7 +322,8 @@ var conditionMessages = map[string]message{
 	"RecordOfNewerVersion": about("a newer release made the record of the volume (RecordOfNewerVersion)",
 		"run that release, or a later one", pageVolume),
 	"DataMissing": about("the data of the volume is gone, or its path is obstructed (DataMissing)",
-		"move the data back to the path in the event, or restore it from a backup", pageVolume),
+		"move the data back to the path in the event, and the record.json beside it; or restore it from a backup, if the "+
+			"record is there", pageVolume),
 	"VolumeNotFound": about("the volume does not exist on its node: its disk was lost or replaced, or "+
 		"the volume was moved or deleted outside of Kubernetes (VolumeNotFound)", lookFirst, pageReplace),
 	"ImageTruncated": about("the image is shorter than its record says (ImageTruncated)", "restore it from a backup",

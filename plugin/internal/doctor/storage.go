@@ -126,7 +126,8 @@ var conditionsOfOthers = []string{
 // storageConditions are the other known reasons.
 var storageConditions = map[string]message{
 	"NoAnswer": {cause: "the driver could not read the health of its storage within 5 s (NoAnswer)",
-		remedy: "see the log of the driver: its disk (dmesg on the node) or the SMB server may stall", page: pageStorage},
+		remedy: "see the log of the driver: its disk (dmesg on the node) or the SMB server may stall",
+		page:   pageStorage},
 	"ShareFull": {cause: "less than 2 % of a share is available (ShareFull): writes to volumes will fail",
 		remedy: "delete files on the share, or extend its filesystem", page: pageSMB + "#conditions"},
 }

@@ -72,6 +72,7 @@ func volumeSteps() []step {
 				s.apply(pod("vanished", nodes[0].Name, "vanished"))
 			}},
 		{name: "a pod without data",
+			rows:  []string{"A pod does not start: INTERNAL, `cannot mount the data of volume`"},
 			named: []want{{"pods-with-volumes", "Pod/default/gone", "the data of the volume is gone", "restore it from a backup", pageVolume}},
 			also:  []want{sick("gone", "the data of the volume is gone", "")},
 			cause: func(s *scene) {
