@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 	"github.com/causeway-csi/causeway/plugin/internal/doctor"
@@ -30,6 +31,7 @@ const (
 type preFlags struct {
 	pre, nodes, smb      bool
 	root, kubelet, image string
+	nodeSelector         string
 	given                func(flag string) bool
 }
 
@@ -47,6 +49,8 @@ func doctorCommand() command {
 			fs.BoolVar(&f.nodes, "nodes", false, "with --pre: read the directories and modules of each Linux node by "+
 				"a short-lived pod")
 			fs.BoolVar(&f.smb, "smb", false, "with --pre: check the requirements of smb.enabled, too")
+			fs.StringVar(&f.nodeSelector, "node-selector", "", "with --pre: labels of the nodes to check, as those of "+
+				"hostpath.node.nodeSelector; default: all nodes")
 			fs.StringVar(&f.root, "root", defaultRoot, "with --pre: hostpath.root")
 			fs.StringVar(&f.kubelet, "kubelet-dir", defaultKubelet, "with --pre: kubeletDir")
 			fs.StringVar(&f.image, "image", defaultImage, "with --nodes: image with sh, uname, ls and grep")
@@ -59,7 +63,7 @@ func doctorCommand() command {
 			if f.pre {
 				return s.before(ctx, f)
 			}
-			for _, flag := range []string{"nodes", "smb", "root", "kubelet-dir", "image"} {
+			for _, flag := range []string{"nodes", "node-selector", "smb", "root", "kubelet-dir", "image"} {
 				if f.given(flag) {
 					return fmt.Errorf("%w: --%s needs --pre", errUsage, flag)
 				}
@@ -85,8 +89,13 @@ func (s session) before(ctx context.Context, f *preFlags) error {
 				errUsage, flag, dir)
 		}
 	}
+	nodes, err := labels.Parse(f.nodeSelector)
+	if err != nil {
+		return fmt.Errorf("%w: invalid --node-selector %q: must be a label selector such as key=value: %w", errUsage,
+			f.nodeSelector, err)
+	}
 	plan := cluster.Plan{Namespace: cmp.Or(s.selection.Namespace, defaultNamespace), SMB: f.smb, Root: f.root,
-		Kubelet: f.kubelet, Drivers: []string{cmp.Or(s.selection.Driver, defaultDriver)}}
+		Kubelet: f.kubelet, NodeSelector: nodes, Drivers: []string{cmp.Or(s.selection.Driver, defaultDriver)}}
 	if f.smb {
 		plan.Drivers = append(plan.Drivers, defaultSMBDriver)
 	}

@@ -2,11 +2,15 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -70,8 +74,38 @@ func TestDoctorReadsTheNodes(t *testing.T) {
 	}
 }
 
+func TestDoctorReadsTheNodesOfTheSelector(t *testing.T) {
+	c := fake.Fresh()
+	for _, n := range []string{"node-1", "node-2"} {
+		fake.Get[*corev1.Node](c, n).Labels["storage.example.com/causeway"] = strconv.FormatBool(n == "node-2")
+	}
+	nodes := map[string]bool{}
+	var mu sync.Mutex
+	c.OnPod = func(p *corev1.Pod) corev1.PodStatus {
+		mu.Lock()
+		defer mu.Unlock()
+		nodes[p.Spec.NodeName] = true
+		return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: 1}}}}}
+	}
+	out, _, code := execute(t, c, "", "doctor", "--pre", "--nodes", "--node-selector=storage.example.com/causeway=true")
+	if code != 2 || !maps.Equal(nodes, map[string]bool{"node-2": true}) || strings.Contains(out, "node-1") {
+		t.Errorf("exit %d, pods on %v: %s", code, nodes, out)
+	}
+	out, _, code = execute(t, c, "", "doctor", "--pre", "--node-selector=storage.example.com/causeway=tru")
+	if code != 1 || !strings.Contains(out, "selects no node") || !strings.Contains(out, " 1 findings,") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	for _, bad := range []string{"a b", "a in b", "=x", "a=b=c"} {
+		_, log, code := execute(t, c, "", "doctor", "--pre", "--node-selector="+bad)
+		if want := fmt.Sprintf("invalid --node-selector %q: must be a label selector", bad); code != 2 || !strings.Contains(log, want) {
+			t.Errorf("exit %d, want 2 and %s: %s", code, want, log)
+		}
+	}
+}
+
 func TestFlagsOfDoctor(t *testing.T) {
-	for _, args := range [][]string{{"--nodes"}, {"--smb"}, {"--root=/x"}, {"--kubelet-dir=/x"}, {"--image=x"}, {"--pre", "--root=x"},
+	for _, args := range [][]string{{"--nodes"}, {"--node-selector=a=b"}, {"--smb"}, {"--root=/x"}, {"--kubelet-dir=/x"}, {"--image=x"}, {"--pre", "--root=x"},
 		{"--pre", "--root=/"}, {"--pre", "--root=/a/../b"}, {"--pre", "--root=/a b"}, {"--pre", "--kubelet-dir=/a/"}} {
 		if out, log, code := execute(t, fake.Healthy(), "", append([]string{"doctor"}, args...)...); code != 2 || !strings.Contains(log, args[len(args)-1][:5]) {
 			t.Errorf("%v: exit %d: %s%s", args, code, out, log)

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 
 	"golang.org/x/sync/errgroup"
@@ -44,7 +45,9 @@ type Plan struct {
 	SMB       bool
 	Root      string // directory of the volumes on Linux nodes
 	Kubelet   string // kubeletDir of the chart
-	// Probe starts a pod on each Linux node, if it is not nil.
+	// NodeSelector selects the nodes that will run the driver. Nil: all nodes.
+	NodeSelector labels.Selector
+	// Probe starts a pod on each selected Linux node, if it is not nil.
 	Probe *probe.Options
 	// Ask returns the facts of a node; probe.Run by default.
 	Ask func(context.Context, kubernetes.Interface, string, probe.Options) (probe.Facts, error)
@@ -65,8 +68,16 @@ type KubeletConfig struct {
 	FeatureGates map[string]bool `json:"featureGates"` // those that are set, not the defaults
 }
 
-// GatherBefore reads a cluster in which no driver needs to be installed. A source that cannot be
-// read is noted in the view.
+// nodeOptions returns the options of the list of nodes.
+func (p Plan) nodeOptions() (o metav1.ListOptions) {
+	if p.NodeSelector != nil {
+		o.LabelSelector = p.NodeSelector.String()
+	}
+	return o
+}
+
+// GatherBefore reads a cluster in which no driver needs to be installed. The view has the selected
+// nodes only. A source that cannot be read is noted in the view.
 func GatherBefore(ctx context.Context, c Client, p Plan) *View {
 	g := &gatherer{client: c, view: &View{Now: time.Now()}}
 	var none ErrNotInstalled
@@ -80,7 +91,8 @@ func GatherBefore(ctx context.Context, c Client, p Plan) *View {
 		Version: func() (err error) { v.Server, err = k.Discovery().ServerVersion(); return err },
 		Groups:  g.groups,
 		Nodes: func() error {
-			return list(ctx, func(l *corev1.NodeList) { v.Nodes = l.Items }, k.CoreV1().Nodes().List, all)
+			return list(ctx, func(l *corev1.NodeList) { v.Nodes = l.Items }, k.CoreV1().Nodes().List,
+				p.nodeOptions())
 		},
 		Quotas: func() error {
 			return list(ctx, func(l *corev1.ResourceQuotaList) { v.Before.Quotas = l.Items },
@@ -266,12 +278,15 @@ func (g *gatherer) kubelets(ctx context.Context) {
 // errNoProbe is the reason why the nodes themselves were not examined.
 var errNoProbe = errors.New("needs --nodes, which starts a short-lived pod on each Linux node")
 
+// errNoLinux is the reason why no pod can examine a node.
+var errNoLinux = errors.New("no Linux node is selected")
+
 // probesAtOnce is the number of pods of the probe that run at the same time.
 const probesAtOnce = 20
 
 // probe reads facts about the nodes by pods, if the plan wants that.
 func (g *gatherer) probe(ctx context.Context, p Plan) {
-	reason := g.view.Unread(Nodes)
+	reason, nodes := g.view.Unread(Nodes), g.linuxNodes()
 	switch {
 	case p.Probe == nil:
 		reason = errNoProbe
@@ -280,6 +295,8 @@ func (g *gatherer) probe(ctx context.Context, p Plan) {
 		reason = errNoNamespace
 	case g.view.Before.Rejected != "":
 		reason = errors.New("the API server rejects pods in the namespace")
+	case len(nodes) == 0:
+		reason = errNoLinux
 	}
 	if reason != nil {
 		for _, s := range []Source{Roots, Modules, KubeletRoots} {
@@ -291,12 +308,6 @@ func (g *gatherer) probe(ctx context.Context, p Plan) {
 	ask := p.Ask
 	if ask == nil {
 		ask = probe.Run
-	}
-	var nodes []string
-	for i := range g.view.Nodes {
-		if n := &g.view.Nodes[i]; n.Status.NodeInfo.OperatingSystem == "linux" && !Virtual(n) {
-			nodes = append(nodes, n.Name)
-		}
 	}
 	g.eachNode(nodes, probesAtOnce, func(node string) map[Source]error {
 		if !NodeReady(g.view.Node(node)) {
@@ -313,6 +324,16 @@ func (g *gatherer) probe(ctx context.Context, p Plan) {
 		return map[Source]error{Roots: unclearRoot(f, p.Root), Modules: unclearModules(f, p.SMB),
 			KubeletRoots: unclearKubelet(f)}
 	})
+}
+
+// linuxNodes returns the names of the selected Linux nodes.
+func (g *gatherer) linuxNodes() (all []string) {
+	for i := range g.view.Nodes {
+		if n := &g.view.Nodes[i]; n.Status.NodeInfo.OperatingSystem == "linux" && !Virtual(n) {
+			all = append(all, n.Name)
+		}
+	}
+	return all
 }
 
 // unclearRoot returns the reason why the facts do not tell the state of the root.

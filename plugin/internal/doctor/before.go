@@ -112,8 +112,8 @@ func (b before) dryRun(v *cluster.View) []Finding {
 		Remedy: strings.ReplaceAll(m.remedy, "NAMESPACE", b.Namespace), Page: m.page}}
 }
 
-// quota finds a ResourceQuota that leaves too few pods: one on each Linux node, and those of
-// the controller.
+// quota finds a ResourceQuota that leaves too few pods: one on each selected Linux node, and those
+// of the controller.
 func (b before) quota(v *cluster.View) (all []Finding) {
 	const controllers = 2
 	needed := int64(controllers)
@@ -135,12 +135,20 @@ func (b before) quota(v *cluster.View) (all []Finding) {
 			}
 			all = append(all, Finding{Severity: Error, Object: "ResourceQuota/" + q.Name,
 				Cause: "the quota of the namespace is too small for the pods of the driver",
-				Evidence: fmt.Sprintf("%s: %s, used %s; the driver has %d pods, one on each Linux node and %d of the "+
-					"controller", resource, hard.String(), used.String(), needed, controllers),
+				Evidence: fmt.Sprintf("%s: %s, used %s; the driver has %d pods, one on each Linux node%s and %d of "+
+					"the controller", resource, hard.String(), used.String(), needed, b.withLabels(), controllers),
 				Remedy: "raise the quota, or choose another namespace", Page: pageInstall})
 		}
 	}
 	return all
+}
+
+// withLabels returns the selector of the nodes as a part of a sentence.
+func (b before) withLabels() string {
+	if b.NodeSelector == nil || b.NodeSelector.Empty() {
+		return ""
+	}
+	return " with the labels " + b.NodeSelector.String()
 }
 
 // countsCritical reports whether a quota counts pods of the class system-node-critical.

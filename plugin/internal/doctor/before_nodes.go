@@ -12,6 +12,9 @@ import (
 	"github.com/causeway-csi/causeway/plugin/internal/probe"
 )
 
+// pageConditions has hostpath.node.nodeSelector and kubeletDir.
+const pageConditions = "docs/how-to/install.md#settings-with-conditions"
+
 // perNode returns the findings of nodes. Equal findings of several nodes become one.
 func perNode(v *cluster.View, check func(n *corev1.Node) []Finding) (all []Finding) {
 	var names [][]string
@@ -46,7 +49,19 @@ func runsDriver(n *corev1.Node) bool {
 // architectures are those of the images.
 var architectures = map[string][]string{"linux": {"amd64", "arm64"}, "windows": {"amd64"}}
 
+// leaveOut is the remedy of a node that cannot run the driver.
+const leaveOut = "leave the node out by hostpath.node.nodeSelector and --node-selector"
+
+// nodeState finds nodes that are not ready, and a selector that selects no node: all other checks of
+// nodes would pass.
 func (b before) nodeState(v *cluster.View) []Finding {
+	if b.withLabels() != "" && !slices.ContainsFunc(v.Nodes, func(n corev1.Node) bool { return !cluster.Virtual(&n) }) {
+		return []Finding{{Severity: Error, Object: "nodes", Cause: "the node selector selects no node: the driver " +
+			"would run nowhere",
+			Evidence: "the API server lists no node" + b.withLabels() + " that is not a virtual kubelet",
+			Remedy:   "kubectl label node NAME KEY=VALUE, or correct --node-selector and hostpath.node.nodeSelector",
+			Page:     pageConditions}}
+	}
 	return perNode(v, func(n *corev1.Node) (all []Finding) {
 		if !cluster.NodeReady(n) {
 			f := Finding{Severity: Warning, Cause: "the node is not ready", Evidence: "no condition Ready=True",
@@ -79,8 +94,8 @@ func (b before) nodeKernel(v *cluster.View) []Finding {
 			return nil
 		}
 		return []Finding{{Severity: Error, Cause: "the kernel is too old for the driver", Evidence: "kernel " +
-			i.KernelVersion, Remedy: fmt.Sprintf("upgrade it to Linux %s or newer%s, or leave the node out by "+
-			"nodeSelector", oldest, purpose), Page: pageRequires}}
+			i.KernelVersion, Remedy: fmt.Sprintf("upgrade it to Linux %s or newer%s, or %s", oldest, purpose,
+			leaveOut), Page: pageRequires}}
 	})
 }
 
@@ -126,7 +141,8 @@ func (b before) nodeRoot(v *cluster.View) []Finding {
 		switch f.Root {
 		case probe.Absent:
 			return one(Error, "the directory of the volumes is missing", b.Root+" does not exist", "mount the disk of "+
-				"the node there; only if it was never on a disk of its own, mkdir -p "+b.Root, pageDirectory)
+				"the node there, or "+leaveOut+"; only if it was never on a disk of its own, mkdir -p "+b.Root,
+				pageDirectory)
 		case probe.Other:
 			return one(Error, "the path of the volumes is no directory", b.Root+" is a file, or a component of it is",
 				"remove the file, or choose another hostpath.root", pageDirectory)
@@ -224,7 +240,7 @@ func (b before) kubeletRoot(v *cluster.View) []Finding {
 	return facts(v, func(f probe.Facts) []Finding {
 		root, unclear := f.KubeletRoot()
 		one := Finding{Severity: Error, Cause: "the directory of the kubelet is not that of the chart",
-			Page: "docs/how-to/install.md#settings-with-conditions"}
+			Page: pageConditions}
 		switch {
 		case unclear != "" || root == b.Kubelet:
 			return nil

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 
@@ -141,6 +142,13 @@ var faultsBefore = map[string]faultBefore{
 	"a taint": {func(s *site) {
 		fake.Get[*corev1.Node](s.Cluster, "node-1").Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
 	}, "node-state", []string{"gpu:NoSchedule", "tolerate"}},
+	"labels of no node": {func(s *site) {
+		s.plan.NodeSelector, s.plan.Probe = labels.SelectorFromSet(labels.Set{"disk": "yes"}), nil
+	}, "node-state", []string{"selects no node", "labels disk=yes", "kubectl label node", "--node-selector"}},
+	"a quota for some nodes": {func(s *site) {
+		s.plan.NodeSelector = labels.SelectorFromSet(labels.Set{"kubernetes.io/os": "linux"})
+		s.Add(quota("4"))
+	}, "quota", []string{"one on each Linux node with the labels kubernetes.io/os=linux and 2 of the controller"}},
 	"an old kernel":             {func(s *site) { s.node("node-2", func(i *corev1.NodeSystemInfo) { i.KernelVersion = "5.7.19-x" }) }, "node-kernel", []string{"5.7.19-x", "5.8"}},
 	"a kernel without a number": {func(s *site) { s.node("node-2", func(i *corev1.NodeSystemInfo) { i.KernelVersion = "?" }) }, "node-kernel", []string{"kernel ?"}},
 	"an old kernel for shares": {func(s *site) {
@@ -238,6 +246,94 @@ func TestEachFaultBeforeAnInstallationIsNamed(t *testing.T) {
 	for _, c := range ChecksBefore(cluster.Plan{}) {
 		if !checks[c.Name] {
 			t.Errorf("no fault is injected for the check %s", c.Name)
+		}
+	}
+}
+
+// otherNode adds a node without the label disk=yes, which cannot run the driver.
+func (s *site) otherNode() {
+	for _, n := range []string{"node-1", "node-2"} {
+		fake.Get[*corev1.Node](s.Cluster, n).Labels["disk"] = "yes"
+	}
+	n := fake.Get[*corev1.Node](s.Cluster, "node-1").DeepCopy()
+	n.Name, n.Labels, n.Spec.Taints = "other", nil, []corev1.Taint{{Key: "control-plane", Effect: corev1.TaintEffectNoSchedule}}
+	n.Status.NodeInfo.KernelVersion, n.Status.NodeInfo.KubeletVersion = "5.4.0", "v1.30.1"
+	s.Add(n, quota("5"))
+	facts := without(*s.facts["node-1"], probe.Absent)
+	facts.Modules = map[string]probe.State{"loop": probe.Missing, "ext4": probe.Loaded, "xfs": probe.Loaded, "btrfs": probe.Loaded}
+	facts.KubeletRoots = map[string]probe.State{"/var/lib/kubelet": probe.Absent, "/var/lib/k0s/kubelet": probe.Own}
+	s.facts["other"] = &facts
+}
+
+// TestTheNodeSelectorLimitsAllChecksOfNodes: a node that never runs the driver has faults of all
+// checks.
+func TestTheNodeSelectorLimitsAllChecksOfNodes(t *testing.T) {
+	s := goodSite()
+	s.otherNode()
+	r := s.examine()
+	for _, check := range []string{"quota", "node-kernel", "node-platform", "node-root", "node-modules", "kubelet-root"} {
+		if !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Check == check }) {
+			t.Errorf("without a selector %s finds nothing: %+v", check, r)
+		}
+	}
+	if len(r.NotChecked) != 1 || r.NotChecked[0].Check != "kubelet-features" {
+		t.Errorf("without a selector: %+v", r.NotChecked)
+	}
+	ask := s.plan.Ask
+	s.plan.Ask = func(ctx context.Context, k kubernetes.Interface, node string, o probe.Options) (probe.Facts, error) {
+		if node == "other" {
+			t.Error("a pod on a node without the label")
+		}
+		return ask(ctx, k, node, o)
+	}
+	for _, selector := range []string{"disk=yes", "disk in (yes, ssd), kubernetes.io/os", "disk"} {
+		parsed, err := labels.Parse(selector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.plan.NodeSelector = parsed
+		r := s.examine()
+		if len(r.Findings) > 0 || len(r.NotChecked) > 0 || r.Code() != CodeHealthy {
+			t.Errorf("%s: %+v", selector, r)
+		}
+		for _, n := range r.Notes {
+			if strings.Contains(n.Object, "Node/other") || n.Check == "node-root" && n.Object != "Node/node-1, Node/node-2" {
+				t.Errorf("%s: %+v", selector, n)
+			}
+		}
+	}
+}
+
+// TestASelectorOfNoLinuxNodeIsNotSilent: no pod is started, and no check of nodes passes.
+func TestASelectorOfNoLinuxNodeIsNotSilent(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change   func(n *corev1.Node)
+		findings int
+		code     int
+	}{
+		"no node":           {func(n *corev1.Node) { n.Labels = nil }, 1, CodeFindings},
+		"a virtual kubelet": {func(n *corev1.Node) { n.Labels["type"] = "virtual-kubelet" }, 1, CodeFindings},
+		"a Windows node": {func(n *corev1.Node) {
+			n.Status.NodeInfo.OperatingSystem, n.Status.NodeInfo.KernelVersion = "windows", "10.0.20348.1"
+		}, 0, CodeNotChecked},
+	} {
+		s := goodSite()
+		s.plan.NodeSelector = labels.SelectorFromSet(labels.Set{"disk": "yes"})
+		n := fake.Get[*corev1.Node](s.Cluster, "node-1")
+		n.Labels["disk"] = "yes"
+		tc.change(n)
+		s.plan.Ask = func(_ context.Context, _ kubernetes.Interface, node string, _ probe.Options) (probe.Facts, error) {
+			t.Errorf("%s: a pod on %s", name, node)
+			return probe.Facts{}, nil
+		}
+		r := s.examine()
+		if len(r.Findings) != tc.findings || len(r.NotChecked) != 3 || r.Code() != tc.code {
+			t.Errorf("%s: %+v", name, r)
+		}
+		for _, n := range r.NotChecked {
+			if want := probed("no Linux node is selected")[n.Check]; want == "" || !strings.Contains(n.Reason, want) {
+				t.Errorf("%s: %+v", name, n)
+			}
 		}
 	}
 }

@@ -683,6 +683,26 @@ func TestWhatIsOverIsNoFinding(t *testing.T) {
 	}
 }
 
+const noNetwork = "network is not ready: container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady"
+
+// freshNode makes node-2 a node that became ready some time ago, and pulls the image of its pod.
+func freshNode(c *fake.Cluster, ready time.Duration) {
+	n, p := fake.Get[*corev1.Node](c, "node-2"), fake.Get[*corev1.Pod](c, "causeway-node-2")
+	n.CreationTimestamp, n.Status.Conditions[0].LastTransitionTime = fake.Ago(ready+time.Minute), fake.Ago(ready)
+	p.CreationTimestamp, p.Status.Phase = fake.Ago(100*time.Second), corev1.PodPending
+	p.Status.ContainerStatuses = nil
+	p.Status.Conditions[0].Status = corev1.ConditionFalse
+	delete(c.Pods.Answers, "causeway-node-2:9809/readyz")
+}
+
+// warned adds a warning about the pod of node-2, with its last time.
+func warned(c *fake.Cluster, reason, message string, ago time.Duration) *corev1.Event {
+	c.Event("Pod", fake.Namespace, "causeway-node-2", reason, message)
+	e := c.Objects[len(c.Objects)-1].(*corev1.Event)
+	e.LastTimestamp = fake.Ago(ago)
+	return e
+}
+
 // notRegisteredYet is the event of a kubelet that does not know the driver.
 const notRegisteredYet = "MountVolume.MountDevice failed for volume \"pv-1\" : kubernetes.io/csi: attacher.MountDevice failed to create " +
 	"newCsiDriverClient: driver name hostpath.csi.causeway.dev not found in the list of registered CSI drivers"
@@ -753,6 +773,15 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			p.CreationTimestamp, p.Status.Phase = fake.Ago(time.Minute), corev1.PodPending
 			p.Status.Conditions[0].Status = corev1.ConditionFalse
 			delete(c.Pods.Answers, "causeway-node-2:9809/readyz")
+		},
+		"a pod of a fresh node that had no network": func(c *fake.Cluster) {
+			freshNode(c, 40*time.Second)
+			warned(c, "NetworkNotReady", noNetwork, time.Minute)
+		},
+		"a pod of a fresh node that had no network until a second ago": func(c *fake.Cluster) {
+			freshNode(c, time.Second)
+			ready := fake.Get[*corev1.Node](c, "node-2").Status.Conditions[0].LastTransitionTime
+			warned(c, "NetworkNotReady", noNetwork, 0).LastTimestamp = ready
 		},
 		"a pod that had no room, and pulls its image": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
@@ -986,6 +1015,20 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 		},
 		"more nodes than the router names, with one cause": func(c *fake.Cluster) {
 			unreachedNodes(c, 30, 0, "node-1 (10.0.0.1:9810): wrong CA", "node-2 (10.0.0.2:9810): wrong CA", "and 28 more")
+		},
+		"a fresh node without the directory": func(c *fake.Cluster) {
+			freshNode(c, 40*time.Second)
+			warned(c, "NetworkNotReady", noNetwork, time.Minute)
+			warned(c, "FailedMount", "hostPath type check failed, /var/lib/causeway is not a directory", 30*time.Second)
+		},
+		"a fresh node without a sandbox": func(c *fake.Cluster) {
+			freshNode(c, 40*time.Second)
+			warned(c, "FailedCreatePodSandBox", "plugin type=\"x\" failed (add): no answer", 30*time.Second)
+		},
+		"a fresh node whose pod does not start for long": func(c *fake.Cluster) {
+			freshNode(c, 4*time.Minute)
+			fake.Get[*corev1.Pod](c, "causeway-node-2").CreationTimestamp = fake.Ago(5 * time.Minute)
+			warned(c, "NetworkNotReady", noNetwork, 4*time.Minute+30*time.Second)
 		},
 		"another call that stays": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name

@@ -128,7 +128,7 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 			return f
 		}
 	}
-	age, warnings := v.ServerNow().Sub(p.CreationTimestamp.Time), v.EventsOf("Pod", p)
+	age, warnings := v.ServerNow().Sub(p.CreationTimestamp.Time), podWarnings(v, p)
 	isPulled := p.Spec.NodeName != "" && len(warnings) == 0 && age < patience // a new node has no images
 	if p.Status.Phase != corev1.PodPending || age < 30*time.Second || isPulled {
 		return nil
@@ -145,6 +145,26 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 	}
 	return &Finding{Severity: Error, Object: p.Object() + nodeOf(p), Cause: m.cause, Evidence: firstLines(text, 4),
 		Remedy: m.remedy, Page: m.page}
+}
+
+// podWarnings returns the warnings about a pod that are newer than the transition of its node to Ready.
+// The pods of the DaemonSet are bound to a node that has no network yet: the kubelet warns of
+// NetworkNotReady until then. A fault that lasts causes newer warnings. Both times are of the kubelet
+// and in whole seconds: a warning in the second of the transition counts as older.
+func podWarnings(v *cluster.View, p *cluster.Pod) []corev1.Event {
+	all, node := v.EventsOf("Pod", p), v.Node(p.Spec.NodeName)
+	if node == nil {
+		return all
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			ready := c.LastTransitionTime.Truncate(time.Second)
+			return slices.DeleteFunc(all, func(e corev1.Event) bool {
+				return !cluster.EventTime(e).Truncate(time.Second).After(ready)
+			})
+		}
+	}
+	return all
 }
 
 // podConditions returns the conditions that are not true, with their messages.
