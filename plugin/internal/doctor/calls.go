@@ -181,7 +181,9 @@ func claims(v *cluster.View) (all []Finding) {
 		if c.Status.Phase != corev1.ClaimPending || d == nil {
 			continue
 		}
-		failures := ifRecent(v, warnings(v, kind, c, reason))
+		failures := ifRecent(v, slices.DeleteFunc(warnings(v, kind, c, reason), func(e corev1.Event) bool {
+			return noClass.MatchString(e.Message) // from a time at which the class did not exist
+		}))
 		if len(failures) == 0 || expected(v, failures, time.Time{}, duringUpdate, longCreation, unreadySource,
 			missingObject) {
 			continue
@@ -191,6 +193,9 @@ func claims(v *cluster.View) (all []Finding) {
 	}
 	return all
 }
+
+// noClass is the error of a claim whose class does not exist.
+var noClass = regexp.MustCompile(`storageclass(es)?\.storage\.k8s\.io "[^"]*" not found`)
 
 // ofOurClass returns the driver of the class of a claim, or nil.
 func ofOurClass(v *cluster.View, c *corev1.PersistentVolumeClaim) *cluster.Driver {
@@ -232,14 +237,25 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 			}
 			all = append(all, called(used.of(failures[0]), object, "the volume cannot be mounted", failures[0].Message,
 				pagePodStart, missingVolume, wrongMount, noSecret))
-		} else if e, ok := latest(v, "Pod", p, "FailedScheduling"); ok && p.Spec.NodeName == "" && !used.others &&
-			(strings.Contains(e.Message, "volume") || strings.Contains(e.Message, "free storage")) {
-			f := called(used.drivers, object, "the pod cannot be scheduled", e.Message, pagePending)
+		} else if text := unschedulable(p); !used.others &&
+			(strings.Contains(text, "volume") || strings.Contains(text, "free storage")) {
+			f := called(used.drivers, object, "the pod cannot be scheduled", text, pagePending)
 			f.Severity = Warning
 			all = append(all, f)
 		}
 	}
 	return all
+}
+
+// unschedulable returns the reason for which no node fits a pod, or "". Unlike the events of the
+// scheduler, the condition stays: an unchanged cluster has no new event for a long time.
+func unschedulable(p *corev1.Pod) string {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+			return c.Message
+		}
+	}
+	return ""
 }
 
 // scheduled returns the time at which a pod got its node, or the zero time.

@@ -297,11 +297,12 @@ func leaders(v *cluster.View) (all []Finding) {
 		l := LeaseOf(v, d)
 		object := "Lease/" + leaseName(d.Name)
 		switch {
-		case !elects(d), l == nil && youngest(v, d) < patience:
+		case !elects(d):
+		case l != nil && l.Spec.RenewTime != nil && v.ServerNow().Sub(l.Spec.RenewTime.Time) < time.Minute:
+			// also without a holder: a leader that ends releases the lease, and another pod takes it soon
+		case youngest(v, d) < patience: // the lease may be that of an earlier installation
 		case l == nil:
 			all = append(all, noLeader(object, "the lease does not exist"))
-		case l.Spec.RenewTime != nil && v.ServerNow().Sub(l.Spec.RenewTime.Time) < time.Minute:
-			// also without a holder: a leader that ends releases the lease, and another pod takes it soon
 		case l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "":
 			all = append(all, noLeader(object, "the lease has no holder"))
 		case l.Spec.RenewTime != nil:

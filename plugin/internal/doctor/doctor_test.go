@@ -112,6 +112,13 @@ func pendingPod(c *fake.Cluster, claims ...string) {
 	c.Add(p)
 }
 
+// unschedulableApp gives the pod app a condition that no event repeats.
+func unschedulableApp(c *fake.Cluster, text string) {
+	p := fake.Get[*corev1.Pod](c, "app")
+	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+		Reason: corev1.PodReasonUnschedulable, Message: text, LastTransitionTime: fake.Ago(time.Hour)})
+}
+
 // notReadySince is the condition of a pod that was ready before.
 func notReadySince(ago time.Duration) corev1.PodCondition {
 	return corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: fake.Ago(ago)}
@@ -524,6 +531,11 @@ var faults = map[string]struct {
 		fake.Get[*corev1.Pod](c, "app").Spec.Volumes = nil
 		ephemeral(c, "scratch", volume(c, "pv-1").Name)
 	}, "pods-that-end", []string{"Pod/default/app", "on node node-1, terminating for 3m"}},
+	"no room for a pod, for a long time": {func(c *fake.Cluster) {
+		claim(c, "c1", corev1.ClaimPending)
+		pendingPod(c, "c1")
+		unschedulableApp(c, "0/2 nodes are available: 2 node(s) did not have enough free storage.")
+	}, "pods-with-volumes", []string{"Pod/default/app", "no node has room", "enough free storage"}},
 	"a wrong parameter": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = unknown parameter "knid"`)
@@ -605,6 +617,11 @@ var faults = map[string]struct {
 		[]string{"VolumeSnapshot/default/s1", "no snapshot controller works", "snapshotController.enabled"}},
 	"no snapshot controller and no class": {func(c *fake.Cluster) { snapshot(c, "", 3*time.Minute, map[string]any{}) }, "unbound-snapshots",
 		[]string{"VolumeSnapshot/default/s1", "no snapshot controller works"}},
+	"a snapshot of a claim that does not exist": {func(c *fake.Cluster) {
+		snapshot(c, "ours", 3*time.Minute, map[string]any{"error": map[string]any{
+			"message": "Failed to create snapshot content with error cannot get claim from snapshot"}})
+		fake.Remove[*corev1.PersistentVolumeClaim](c, "c1")
+	}, "unbound-snapshots", []string{"VolumeSnapshot/default/s1", "the claim of the snapshot does not exist", "cannot get claim", "make the claim"}},
 	"a snapshot class that does not exist": {func(c *fake.Cluster) {
 		const text = `Failed to get snapshot class with error volumesnapshotclass "gone" not found`
 		snapshot(c, "gone", 3*time.Minute, map[string]any{"error": map[string]any{"message": text}})
@@ -783,6 +800,17 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			ready := fake.Get[*corev1.Node](c, "node-2").Status.Conditions[0].LastTransitionTime
 			warned(c, "NetworkNotReady", noNetwork, 0).LastTimestamp = ready
 		},
+		"a claim whose class did not exist": func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimPending)
+			c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `storageclass.storage.k8s.io "causeway-hostpath" not found`)
+		},
+		"an expired lease of an earlier installation": func(c *fake.Cluster) {
+			old := metav1.NewMicroTime(fake.Ago(90 * time.Second).Time)
+			fake.Get[*coordinationv1.Lease](c, leaseName(fake.Driver)).Spec.RenewTime = &old
+			for _, name := range []string{controller1, controller2} {
+				fake.Get[*corev1.Pod](c, name).CreationTimestamp = fake.Ago(20 * time.Second)
+			}
+		},
 		"a pod that had no room, and pulls its image": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 			pendingPod(c, "c1")
@@ -845,7 +873,7 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			pendingPod(c, "c1", "ebs")
 			c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pvc-ebs" : rpc error: code = NotFound desc = volume x`)
 			c.Event("Pod", "default", "app", "FailedMount", `Unable to attach or mount volumes: unmounted volumes=[ebs]: timed out waiting for the condition`)
-			c.Event("Pod", "default", "app", "FailedScheduling", "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+			unschedulableApp(c, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
 		},
 		"an ephemeral volume of another driver that cannot be mounted": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
@@ -854,7 +882,7 @@ func TestAHealthyClusterMayBeBusy(t *testing.T) {
 			ephemeral(c, "ebs", "pvc-ebs").Spec.StorageClassName = &class
 			c.Event("Pod", "default", "app", "FailedMount", `MountVolume.MountDevice failed for volume "pvc-ebs" : rpc error: code = NotFound desc = volume x`)
 			c.Event("Pod", "default", "app", "FailedMount", `Unable to attach or mount volumes: unmounted volumes=[ebs]: timed out waiting for the condition`)
-			c.Event("Pod", "default", "app", "FailedScheduling", "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
+			unschedulableApp(c, "0/2 nodes are available: 2 node(s) had volume node affinity conflict.")
 		},
 		"a claim that waited for its pod, and is restored": func(c *fake.Cluster) {
 			claim(c, "c1", corev1.ClaimPending).CreationTimestamp = fake.Ago(20 * time.Minute)

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -38,11 +39,23 @@ func unboundSnapshots(v *cluster.View) (all []Finding) {
 			f.Evidence, f.Page = text, pageSnapshot
 			f.Remedy = "make the VolumeSnapshotClass, or make the snapshot again with a class of its driver"
 		} else if text != "" {
-			continue // an error about its source: the controller works
+			if !lacksClaim(v, s) {
+				continue // an error about its source, such as a claim that is not bound yet: the controller works
+			}
+			f.Cause, f.Evidence, f.Page = "the claim of the snapshot does not exist", text, pageSnapshot
+			f.Remedy = "make the claim, or delete the snapshot and make it again with another source"
 		}
 		all = append(all, f)
 	}
 	return all
+}
+
+// lacksClaim reports whether a VolumeSnapshot is of a claim that does not exist.
+func lacksClaim(v *cluster.View, s *unstructured.Unstructured) bool {
+	claim, _, _ := unstructured.NestedString(s.Object, "spec", "source", "persistentVolumeClaimName")
+	return claim != "" && !slices.ContainsFunc(v.Claims, func(c corev1.PersistentVolumeClaim) bool {
+		return c.Namespace == s.GetNamespace() && c.Name == claim
+	})
 }
 
 // snapshotOfOurs reports whether a VolumeSnapshot is one of the drivers: by its class, or without a
