@@ -477,6 +477,8 @@ func (b *bundle) manifest(context.Context) error {
 	for _, line := range b.missing {
 		fmt.Fprintf(&m, "%s\n", text(line))
 	}
-	fmt.Fprint(&m, "objects of the kind Secret: never read\n")
+	fmt.Fprint(&m, "objects of the kind Secret: never read\n"+
+		"claims, snapshots and pods outside of the namespace, and their events: attach the output of "+
+		"kubectl causeway volume NAME\n")
 	return b.add("MANIFEST", []byte(m.String()))
 }

@@ -251,7 +251,8 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 // scheduler, the condition stays: an unchanged cluster has no new event for a long time.
 func unschedulable(p *corev1.Pod) string {
 	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
+			c.Reason == corev1.PodReasonUnschedulable {
 			return c.Message
 		}
 	}
