@@ -44,6 +44,8 @@ func claimSteps() []step {
 				s.claimOf(class("huge", driverName, "Immediate", "kind: directory"), "huge", "100Gi")
 			}},
 		{name: "no room for a pod",
+			rows: []string{"A claim stays Pending: no code, `node(s) did not have enough free storage` at the pod, and " +
+				"`waiting for pod … to be scheduled` at the claim"},
 			named: []want{{"pods-with-volumes", "Pod/default/unschedulable", "no node has room for the volume", "free space",
 				pagePending}},
 			cause: func(s *scene) { s.start("unschedulable", "causeway-hostpath", "100Gi", "") }},
