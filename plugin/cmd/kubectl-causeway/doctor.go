@@ -47,7 +47,7 @@ func doctorCommand() command {
 			fs.BoolVar(&f.pre, "pre", false, "check whether the driver can be installed in --namespace, default "+
 				defaultNamespace)
 			fs.BoolVar(&f.nodes, "nodes", false, "with --pre: read the directories and modules of each Linux node by "+
-				"a short-lived pod")
+				"a short-lived pod in --namespace, which must exist")
 			fs.BoolVar(&f.smb, "smb", false, "with --pre: check the requirements of smb.enabled, too")
 			fs.StringVar(&f.nodeSelector, "node-selector", "", "with --pre: labels of the nodes to check, as those of "+
 				"hostpath.node.nodeSelector; default: all nodes")
