@@ -48,7 +48,7 @@ type Pod struct {
 	Reason  string `json:"reason,omitempty"` // why the driver is not ready, or does not answer
 	Version string `json:"version"`
 	Kernel  string `json:"kernel,omitempty"`
-	// These are missing if the pod does not answer.
+	// These are missing if the pod does not answer. The bytes are missing, too, while the root is away.
 	Volumes            *float64   `json:"volumes,omitempty"`
 	Snapshots          *float64   `json:"snapshots,omitempty"`
 	SizeBytes          *float64   `json:"sizeBytes,omitempty"`
@@ -148,6 +148,10 @@ func pod(v *cluster.View, p *cluster.Pod) Pod {
 		if value, ok := p.DriverMetrics.Value(name); ok {
 			*to = &value
 		}
+	}
+	// The driver reports 0 bytes while its root is away.
+	if s.SizeBytes != nil && *s.SizeBytes == 0 {
+		s.SizeBytes, s.FreeBytes, s.AvailableBytes = nil, nil, nil
 	}
 	if seconds, ok := p.DriverMetrics.Value("causeway_peer_certificate_expiry_timestamp_seconds"); ok {
 		end := time.Unix(int64(seconds), 0).UTC()

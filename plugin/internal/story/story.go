@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -110,8 +111,12 @@ func (b *builder) first(ctx context.Context, namespace, name string) (err error)
 		b.claim = claim
 		return nil
 	}
-	if b.claim, err = core.PersistentVolumeClaims(namespace).Get(ctx, strings.TrimPrefix(name, "pvc/"),
-		metav1.GetOptions{}); err != nil {
+	b.claim, err = core.PersistentVolumeClaims(namespace).Get(ctx, strings.TrimPrefix(name, "pvc/"),
+		metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("%w in namespace %q: give the namespace of the claim with -n", err, namespace)
+	case err != nil:
 		return err
 	}
 	if b.claim.Spec.VolumeName == "" {
@@ -212,7 +217,12 @@ func (b *builder) pods(ctx context.Context) {
 		p := &all.Items[i]
 		for j := range p.Spec.Volumes {
 			if cluster.ClaimIn(p, &p.Spec.Volumes[j]) == b.claim.Name {
-				state := fmt.Sprintf("%s on %s", p.Status.Phase, p.Spec.NodeName)
+				state := string(p.Status.Phase)
+				if p.Spec.NodeName == "" {
+					state += ", without a node"
+				} else {
+					state += " on " + p.Spec.NodeName
+				}
 				if p.DeletionTimestamp != nil {
 					state += ", terminating since " + p.DeletionTimestamp.UTC().Format(time.RFC3339)
 				}
@@ -292,11 +302,10 @@ func (b *builder) driver(ctx context.Context) {
 	}
 	out, err := orphans.InController(ctx, b.client, d, cluster.ExecTimeout, b.program, "list",
 		"--volume="+b.story.Handle)
-	if err != nil {
-		b.lack("record and health", err)
-	} else if err := json.Unmarshal(out, &b.story.Record); err != nil {
-		b.lack("record and health", err)
+	if err == nil {
+		err = json.Unmarshal(out, &b.story.Record)
 	}
+	b.lack("size, source, health and snapshots of the driver", err) // files reads the record on the node
 	pod := b.podOfNode(d)
 	if pod == nil {
 		b.lack("path, mounts and jobs", fmt.Errorf("no pod of the driver runs on the node of the volume (%s)",

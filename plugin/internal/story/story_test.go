@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -83,8 +84,9 @@ func TestAPartThatCannotBeReadIsNamed(t *testing.T) {
 	if err != nil || len(s.NotRead) != 3 || s.Node != "node-2" || s.Files != nil || s.Record != nil {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if _, err := Of(context.Background(), c.Clients().Client, cluster.Selection{}, "default", "c9", "/driver"); err == nil {
-		t.Error("a claim that does not exist has a story")
+	_, err = Of(context.Background(), c.Clients().Client, cluster.Selection{}, "default", "c9", "/driver")
+	if err == nil || !strings.Contains(err.Error(), `"c9" not found in namespace "default": give the namespace of the claim with -n`) {
+		t.Errorf("of a claim that does not exist: %v", err)
 	}
 	c = withVolume()
 	fake.Get[*corev1.PersistentVolumeClaim](c, "c1").Spec.VolumeName = ""
@@ -146,5 +148,35 @@ func TestAPodWithAnEphemeralVolumeIsInTheStory(t *testing.T) {
 	}
 	if len(pods) != 1 || !strings.HasSuffix(pods[0], "app") || len(s.Events) != 1 {
 		t.Errorf("pods %q, events %+v", pods, s.Events)
+	}
+}
+
+// TestWithoutAControllerTheRecordIsRead: the record on the node is no part that could not be read.
+func TestWithoutAControllerTheRecordIsRead(t *testing.T) {
+	c := withVolume()
+	onNode := c.Pods.OnExec
+	c.Pods.OnExec = func(pod, container string, command []string, out io.Writer) error {
+		if command[1] == "list" {
+			return errors.New("refused")
+		}
+		return onNode(pod, container, command, out)
+	}
+	s, err := Of(context.Background(), c.Clients().Client, cluster.Selection{}, "default", "c1", "/driver")
+	if err != nil || s.Files == nil || s.Files.Record == nil || len(s.NotRead) != 1 ||
+		!strings.HasPrefix(s.NotRead[0], "size, source, health and snapshots of the driver: ") {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestAPodWithoutANodeIsInTheStory(t *testing.T) {
+	c := withVolume()
+	p := fake.Get[*corev1.Pod](c, "app")
+	p.Spec.NodeName, p.Status.Phase = "", corev1.PodPending
+	s, err := Of(context.Background(), c.Clients().Client, cluster.Selection{}, "default", "c1", "/driver")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(s.Objects, Object{"Pod", "default/app", "Pending, without a node"}) {
+		t.Errorf("%+v", s.Objects)
 	}
 }
