@@ -15,7 +15,6 @@ import (
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 	"github.com/causeway-csi/causeway/plugin/internal/doctor"
 	"github.com/causeway-csi/causeway/plugin/internal/orphans"
-	"github.com/causeway-csi/causeway/plugin/internal/safe"
 	"github.com/causeway-csi/causeway/plugin/internal/status"
 )
 
@@ -180,7 +179,7 @@ func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, ids []s
 			if errors.Is(err, orphans.ErrUnknown) {
 				result = "may be deleted"
 			}
-			fmt.Fprintf(s.err, "%s %s %s: %s\n", o.What, o.ID, result, safe.Text(err.Error()))
+			fmt.Fprintf(s.err, "%s %s %s: %s\n", o.What, o.ID, result, lines(err))
 			continue
 		}
 		fmt.Fprintf(s.out, "%s %s deleted\n", o.What, o.ID)
@@ -193,7 +192,7 @@ func (s session) deleteOrphans(ctx context.Context, d *orphans.Deletion, ids []s
 
 // confirm asks for the number of orphans.
 func (s session) confirm(n int) error {
-	fmt.Fprintf(s.err, "Their data will be lost. To delete these %d orphans, type their number: ", n)
+	fmt.Fprintf(s.err, "Their data will be lost. To delete %d orphans, type %d: ", n, n)
 	line, err := bufio.NewReader(s.in).ReadString('\n')
 	if err != nil || strings.TrimSpace(line) != strconv.Itoa(n) {
 		return errors.New("not confirmed: nothing was deleted")

@@ -47,6 +47,7 @@ func bundleCommand() command {
 	return command{
 		usage: "Write an archive for support: logs, objects, records and metrics, without secrets.\n\n" +
 			"  kubectl causeway bundle [--file=NAME.tar.gz]\n",
+		noOutput: true,
 		flags: func(fs *pflag.FlagSet) {
 			fs.StringVar(&file, "file", "", "name of the archive; default: causeway-bundle-TIME.tar.gz")
 			fs.Int64Var(&o.LogLimit, "log-limit", 10<<20, "bytes of each log: its end is kept")

@@ -55,6 +55,8 @@ type command struct {
 	usage string
 	flags func(fs *pflag.FlagSet)
 	run   func(ctx context.Context, s session, args []string) error
+	// noOutput: the command rejects --output=json, and its help does not have the flag.
+	noOutput bool
 }
 
 // session has the clients and the settings of a command.
@@ -89,11 +91,20 @@ func run(ctx context.Context, args []string, s streams, connect connector) int {
 	case errors.As(err, &code):
 		return int(code)
 	}
-	fmt.Fprintf(s.err, "kubectl causeway: %s\n", safe.Text(err.Error()))
+	fmt.Fprintf(s.err, "kubectl causeway: %s\n", lines(err))
 	if errors.Is(err, errUsage) {
 		return codeUsage
 	}
 	return codeError
+}
+
+// lines returns the text of an error. Each further line is indented. The text can be that of a node.
+func lines(err error) string {
+	all := strings.Split(err.Error(), "\n")
+	for i := range all {
+		all[i] = safe.Text(all[i])
+	}
+	return strings.Join(all, "\n  ")
 }
 
 // dispatch parses the command line and runs the command.
@@ -120,6 +131,7 @@ func dispatch(ctx context.Context, args []string, s streams, connect connector) 
 	c.flags(fs)
 	g := &globals{}
 	g.flags(fs)
+	fs.Lookup("output").Hidden = c.noOutput
 	if err := fs.Parse(args[1:]); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return err

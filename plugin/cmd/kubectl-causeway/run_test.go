@@ -129,6 +129,38 @@ func TestOrphansAndTheirConfirmation(t *testing.T) {
 	}
 }
 
+// TestTheConfirmationNamesTheAnswer: the question has the text to type.
+func TestTheConfirmationNamesTheAnswer(t *testing.T) {
+	var log strings.Builder
+	s := session{streams: streams{in: strings.NewReader("3\n"), err: &log}}
+	if err := s.confirm(3); err != nil || !strings.HasSuffix(log.String(), "To delete 3 orphans, type 3: ") {
+		t.Errorf("%v: %q", err, log.String())
+	}
+}
+
+// TestAnErrorOfANodeHasLines: once for all pods of the controller, and safe for a terminal.
+func TestAnErrorOfANodeHasLines(t *testing.T) {
+	c := fake.Healthy()
+	c.Pods.OnExec = func(string, string, []string, io.Writer) error {
+		return errors.New("not all nodes answer:\nnode-2: \x1b[2J\nno address")
+	}
+	const want = "controller-6d-2: not all nodes answer:\n  \"node-2: \\x1b[2J\"\n  no address\n"
+	if _, log, code := execute(t, c, "", "orphans", "--settle=0s"); code != 1 || !strings.HasSuffix(log, want) ||
+		strings.Count(log, "no address") != 1 {
+		t.Errorf("exit %d: %q, want %q", code, log, want)
+	}
+}
+
+// TestTheHelpHasNoFormatThatTheCommandRejects: an archive is neither text nor JSON.
+func TestTheHelpHasNoFormatThatTheCommandRejects(t *testing.T) {
+	for name := range commands() {
+		out, _, code := execute(t, fake.Healthy(), "", name, "--help")
+		if got, want := strings.Contains(out, "--output"), name != "bundle"; code != 0 || got != want {
+			t.Errorf("%s: exit %d, --output in the help: %t, want %t", name, code, got, want)
+		}
+	}
+}
+
 func TestTheExitCodeAfterADelete(t *testing.T) {
 	for _, tc := range []struct {
 		orphans, deleted int

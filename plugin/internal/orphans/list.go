@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/inventory"
@@ -24,10 +26,15 @@ func Exec(c cluster.Client, d *cluster.Driver, program string) func(context.Cont
 }
 
 // InController runs a command of the driver in a ready pod of its controller. If it fails there,
-// the next ready pod gets its turn.
+// the next ready pod gets its turn. An error that several pods have is in the result once: the
+// router in each of them reports the same error of a node.
 func InController(ctx context.Context, c cluster.Client, d *cluster.Driver, limit time.Duration, command ...string) (
 	[]byte, error) {
-	var failed []error
+	type failure struct {
+		pods []string
+		err  error
+	}
+	var failures []*failure
 	for _, p := range d.ControllerPods() {
 		if !p.Ready() || p.DeletionTimestamp != nil {
 			continue
@@ -36,13 +43,22 @@ func InController(ctx context.Context, c cluster.Client, d *cluster.Driver, limi
 		if err == nil {
 			return out, nil
 		}
-		failed = append(failed, fmt.Errorf("%v in pod %s: %w", command, p.Name, err))
+		i := slices.IndexFunc(failures, func(f *failure) bool { return f.err.Error() == err.Error() })
+		if i < 0 {
+			i = len(failures)
+			failures = append(failures, &failure{err: err})
+		}
+		failures[i].pods = append(failures[i].pods, p.Name)
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	if len(failed) > 0 {
-		return nil, errors.Join(failed...)
+	var all []error
+	for _, f := range failures {
+		all = append(all, fmt.Errorf("%s in pod %s: %w", strings.Join(command, " "), strings.Join(f.pods, ", "), f.err))
+	}
+	if len(all) > 0 {
+		return nil, errors.Join(all...)
 	}
 	return nil, errors.New("no pod of the controller is ready: kubectl causeway doctor finds the reason")
 }

@@ -416,6 +416,21 @@ func TestAnObjectOfATenantIsNoReservation(t *testing.T) {
 	}
 }
 
+func TestAReportNamesItsPendingClaims(t *testing.T) {
+	r := Report{Orphans: make([]Orphan, 1)}
+	for i := range 12 {
+		r.Pending = append(r.Pending, fmt.Sprintf("default/c%d", i))
+	}
+	for n, want := range map[int]string{1: "later: default/c0\n", 2: "later: default/c0, default/c1\n", 12: ", default/c9 and 2 more\n"} {
+		some := r
+		some.Pending = r.Pending[:n]
+		var text strings.Builder
+		if err := some.Text(&text); err != nil || !strings.Contains(text.String(), want) {
+			t.Errorf("%v: %q is not in\n%s", err, want, text.String())
+		}
+	}
+}
+
 func TestReportsAsText(t *testing.T) {
 	s, _ := search(t, without(all(), 1)...)
 	r, err := s.Find(context.Background())
@@ -477,6 +492,11 @@ func TestTheNextPodOfTheControllerIsAsked(t *testing.T) {
 	}
 	if out, err := InController(t.Context(), client, found[0], time.Minute, "x"); string(out) != pods[1].Name || err != nil {
 		t.Errorf("%q, %v", out, err)
+	}
+	c.Pods.OnExec = func(string, string, []string, io.Writer) error { return errors.New("node-2 does not answer") }
+	want := "x y in pod " + pods[0].Name + ", " + pods[1].Name + ": node-2 does not answer"
+	if _, err := InController(t.Context(), client, found[0], time.Minute, "x", "y"); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 	c.Pods.OnExec = nil
 	if _, err := InController(t.Context(), client, found[0], time.Minute, "x"); err == nil || !strings.Contains(err.Error(), pods[0].Name) ||

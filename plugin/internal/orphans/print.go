@@ -38,9 +38,12 @@ func (r Report) Text(out io.Writer) error {
 		fmt.Fprintf(w, "%s: %d held, %d named, %d orphans\n", c.what, c.Held, c.Named, c.Orphans)
 	}
 	if len(r.Pending) > 0 && len(r.Orphans) > 0 {
+		some := strings.Join(r.Pending[:min(len(r.Pending), 10)], ", ")
+		if more := len(r.Pending) - 10; more > 0 {
+			some += fmt.Sprintf(" and %d more", more)
+		}
 		fmt.Fprintf(w, "%d claims are pending, and the driver may be creating their volumes: run the command again "+
-			"later\n",
-			len(r.Pending))
+			"later: %s\n", len(r.Pending), safe.Text(some))
 	}
 	for _, left := range r.Reservations {
 		remedy := "delete it by hand"
