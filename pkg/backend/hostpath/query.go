@@ -170,7 +170,7 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && s.lacksRecord(id):
 		return condition(backend.DataLoss, "DataMissing", "%s and the record beside it are missing: move the "+
-			"volume's directory back with all of its files, or restore the data into a new volume", s.dataPath(v)), nil
+			"volume's directory back with all of its files, or restore the data to a new volume", s.dataPath(v)), nil
 	case errors.Is(err, fs.ErrNotExist):
 		return condition(backend.DataLoss, "DataMissing", "%s is missing: restore it from a backup", s.dataPath(v)), nil
 	case errors.Is(err, beneath.ErrType):

@@ -151,7 +151,7 @@ func TestAPodWithAnEphemeralVolumeIsInTheStory(t *testing.T) {
 	}
 }
 
-// TestWithoutAControllerTheRecordIsRead: the record on the node is no part that could not be read.
+// TestWithoutAControllerTheRecordIsRead: it comes from the node. Only the answer of the controller is missing.
 func TestWithoutAControllerTheRecordIsRead(t *testing.T) {
 	c := withVolume()
 	onNode := c.Pods.OnExec
