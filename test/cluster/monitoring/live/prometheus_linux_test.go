@@ -24,7 +24,7 @@ var shorter = map[string]string{
 	"(causeway_csi_oldest_call_seconds) > 900":     "(causeway_csi_oldest_call_seconds) > 20",   // CausewayCallStuck
 	`(causeway_trash_entries{source!=""}[2h])`:     `(causeway_trash_entries{source!=""}[20s])`, // CausewayShareTrashStuck
 	`causeway_trash_entries{source!=""} offset 2h`: `causeway_trash_entries{source!=""} offset 20s`,
-	"causeway_router_silent_seconds > 600":         "causeway_router_silent_seconds > 20", // CausewayNodesSilent
+	"causeway_router_silent_seconds > 600":         "causeway_router_silent_seconds > 20",    // CausewayNodesSilent
 	"last_round_timestamp_seconds > 0) > 3600":     "last_round_timestamp_seconds > 0) > 30", // CausewayHealthNotChecked
 }
 
