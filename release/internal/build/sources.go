@@ -25,7 +25,7 @@ func goEnvironment(platform string) []string {
 	goos, arch, _ := strings.Cut(platform, "/")
 	return []string{
 		"CGO_ENABLED=0", "GOOS=" + goos, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0", "GOWORK=off", "GOFIPS140=off",
-		"GOEXPERIMENT=", "GOFLAGS=-mod=readonly -buildvcs=false", // the stamp depends on the tags of a clone
+		"GOENV=off", "GOEXPERIMENT=", "GOFLAGS=-mod=readonly -buildvcs=false", // the stamp depends on the tags of a clone
 	}
 }
 
@@ -89,7 +89,7 @@ func (s Sources) Licenses(ctx context.Context, r *Release, p Program, platform s
 // Docs implements Maker. hack/docs builds a site without search and diagrams if it cannot fetch the
 // libraries, which is not the same site.
 func (s Sources) Docs(ctx context.Context, r *Release, dir string) error {
-	env := []string{"SOURCE_DATE_EPOCH=" + strconv.FormatInt(r.made.Time, 10), "GOFLAGS="}
+	env := []string{"SOURCE_DATE_EPOCH=" + strconv.FormatInt(r.made.Time, 10), "GOENV=off", "GOFLAGS="}
 	if _, err := s.run(ctx, r.Root, env, filepath.Join(r.Root, "hack", "docs")); err != nil {
 		return err
 	}
