@@ -354,7 +354,8 @@ func TestAMissingDirectoryIsDataLoss(t *testing.T) {
 	}
 }
 
-// Without its record, a volume is unusable from the next start on: the conditions ask for the record, too.
+// Without its record, a volume is unusable from the next start on: the conditions ask for the record,
+// too.
 func TestAMissingRecordIsReportedAtOnce(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
@@ -382,7 +383,7 @@ func TestAMissingRecordIsReportedAtOnce(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, dataDir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	expect("data without a record", backend.Degraded, "RecordUnreadable", recordFile+" is missing")
+	expect("data without a record", backend.Degraded, "RecordMissing", recordFile+" is missing")
 	move(filepath.Join(away, recordFile), filepath.Join(dir, recordFile))
 	expect("a restored record", 0, "", "")
 	b.Close()

@@ -187,7 +187,7 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 		return conditionOf(f), nil
 	}
 	if s.lacksRecord(id) {
-		return condition(backend.Degraded, "RecordUnreadable", "%s is missing: the volume is unusable from the next "+
+		return condition(backend.Degraded, "RecordMissing", "%s is missing: the volume is unusable from the next "+
 			"start of the driver on: restore the record, or copy the data to a new volume",
 			s.Path(volumesDir, id, recordFile)), nil
 	}

@@ -44,6 +44,10 @@ func volumeSteps() []step {
 				s.restartDriver(nodes[0])
 				s.apply(pod("torn-too", nodes[0].Name, "torn-too"))
 			}},
+		{name: "a missing record",
+			rows:  []string{"Conditions of a volume: `RecordMissing`"},
+			named: []want{sick("lacks", "the record of the volume is gone", "restore the record")},
+			cause: func(s *scene) { s.swap(volume(s.use(volumeOf{name: "lacks", without: true}))+"/record.json", "true") }},
 		{name: "a record of a newer release",
 			rows:  []string{"Conditions of a volume: `RecordOfNewerVersion`"},
 			named: []want{sick("newer", "a newer release made the record", "run that release")},
