@@ -88,8 +88,9 @@ func snapshotCRDs(v *cluster.View) (all []Finding) {
 		object := d.Controller.Object()
 		for _, gv := range []schema.GroupVersion{cluster.SnapshotVersion, cluster.GroupVersion} {
 			f := Finding{Severity: Error, Object: object, Page: pageCRDs}
+			snapshots, _ := onNodes(d, "causeway_snapshots")
 			// An installation may do without them: snapshotClass.create, groupSnapshotClass.create.
-			if gv == cluster.GroupVersion || len(v.Groups[gv.Group]) == 0 {
+			if gv == cluster.GroupVersion || len(v.Groups[gv.Group]) == 0 && snapshots == 0 {
 				f.Severity = Note
 			}
 			switch {
@@ -106,6 +107,11 @@ func snapshotCRDs(v *cluster.View) (all []Finding) {
 				f.Cause = "the CRDs of " + gv.Group + " are missing: the driver makes no such snapshots"
 				f.Evidence = "the API server does not serve the group " + gv.Group
 				f.Remedy = "install the CRDs, and a snapshot controller if the cluster has none"
+				if gv == cluster.SnapshotVersion && snapshots > 0 {
+					f.Evidence += fmt.Sprintf(", and the nodes hold %d snapshots", snapshots)
+					f.Remedy += "; the objects of the snapshots were deleted with the CRDs: restore them from a backup; " +
+						"delete nothing on the nodes before"
+				}
 			}
 			all = append(all, f)
 		}

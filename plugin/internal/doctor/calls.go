@@ -237,8 +237,7 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 			}
 			all = append(all, called(used.of(failures[0]), object, "the volume cannot be mounted", failures[0].Message,
 				pagePodStart, missingVolume, wrongMount, noSecret))
-		} else if text := unschedulable(p); !used.others &&
-			(strings.Contains(text, "volume") || strings.Contains(text, "free storage")) {
+		} else if text := unschedulable(p); !used.others && forVolumes.MatchString(text) {
 			f := called(used.drivers, object, "the pod cannot be scheduled", text, pagePending)
 			f.Severity = Warning
 			all = append(all, f)
@@ -247,9 +246,16 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 	return all
 }
 
+// forVolumes matches the reasons of the scheduler that are about bound volumes or their capacity. The
+// reason "unbound immediate PersistentVolumeClaims" is that of the claim.
+var forVolumes = regexp.MustCompile(`volume|PersistentVolume's node affinity|non-existent pv|free storage`)
+
 // unschedulable returns the reason for which no node fits a pod, or "". Unlike the events of the
 // scheduler, the condition stays: an unchanged cluster has no new event for a long time.
 func unschedulable(p *corev1.Pod) string {
+	if p.DeletionTimestamp != nil {
+		return ""
+	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
 			c.Reason == corev1.PodReasonUnschedulable {

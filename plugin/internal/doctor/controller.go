@@ -19,7 +19,7 @@ import (
 func controllerChecks() []Check {
 	lists := []cluster.Source{cluster.PodList}
 	return []Check{
-		{"router", lists, router},
+		{"router", []cluster.Source{cluster.PodList, cluster.Nodes}, router},
 		{"certificates", lists, certificates},
 		{"leaders", []cluster.Source{cluster.Leases, cluster.PodList}, leaders},
 		{"one-installation", []cluster.Source{cluster.PodList}, oneInstallation},
@@ -94,9 +94,10 @@ func unreached(v *cluster.View, d *cluster.Driver, p *cluster.Pod) (all []Findin
 		switch {
 		case known:
 			report(m, l.text)
-		case l.gone && (l.node == "" || hasAddress(lines, l.node)):
+		case l.gone && (l.node == "" || hasAddress(lines, l.node) || !hasPod(d, l.node)):
 			// The node has left the cluster, and forgotten-volumes finds its volumes. Or it has another
-			// address, which has a line of its own.
+			// address, which has a line of its own. Or it has no pod: an update replaces the pod, or the
+			// DaemonSets no longer select the node.
 		case names[l.node]:
 			excused[l.node] = true
 		case absent > 0 && !hasPod(d, l.node):
@@ -186,14 +187,15 @@ func starting(v *cluster.View, d *cluster.Driver) int {
 }
 
 // startingNodes returns the nodes whose pod ends, has just started, or has not been ready for a short
-// time, as in an update, and the number of nodes whose pod does not exist yet. A pod on a node that is
-// away does not count.
+// time, as in an update, and the number of nodes whose pod does not exist yet. A node that does not
+// exist counts: its pod is deleted soon. A pod on a node that is away does not count.
 func startingNodes(v *cluster.View, d *cluster.Driver) (names map[string]bool, absent int) {
 	names = map[string]bool{}
 	now := v.ServerNow()
 	for _, p := range d.NodePods() {
 		node := v.Node(p.Spec.NodeName)
-		ends := p.Ended || p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced
+		ends := p.Ended || p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) < justReplaced ||
+			node == nil && p.Spec.NodeName != "" && v.Unread(cluster.Nodes) == nil
 		if ends || now.Sub(p.CreationTimestamp.Time) < justReplaced ||
 			unready(p, now) && node != nil && cluster.NodeReady(node) {
 			names[p.Spec.NodeName] = true
@@ -371,22 +373,37 @@ func oneInstallation(v *cluster.View) (all []Finding) {
 			all = append(all, Finding{Severity: Error, Object: a.Name,
 				Cause:    "two installations have the same driver name: two leaders act on the same objects",
 				Evidence: installation(a) + "\n" + installation(b),
-				Remedy: "uninstall the one without volumes; one with PersistentVolumes must keep its name, " +
-					"as they contain it",
+				Remedy: "uninstall the one that holds no volumes and no snapshots; the other must keep its name, as " +
+					"the PersistentVolumes contain it",
 				Page: pageObjects})
 		}
 	}
 	return all
 }
 
-// installation describes the workloads of an installation. A tenant can make some of its own that look
-// like those of the driver.
+// installation describes the workloads of an installation, and the objects on its nodes. A tenant can
+// make workloads that look like those of the driver.
 func installation(d *cluster.Driver) string {
 	text := "namespace " + d.Namespace + ": the driver on " + strconv.Itoa(len(d.NodePods())) + " nodes"
 	if d.Controller != nil {
 		text += ", " + d.Controller.Object()
 	}
+	snapshots, _ := onNodes(d, "causeway_snapshots")
+	if volumes, answers := onNodes(d, "causeway_volumes"); answers > 0 { // those of shares are on a server
+		text += fmt.Sprintf("; %d volumes and %d snapshots on the %d nodes that answer", volumes, snapshots, answers)
+	}
 	return text
+}
+
+// onNodes returns the sum of a metric of the nodes of a driver, and the number of nodes that have it.
+func onNodes(d *cluster.Driver, metric string) (sum, answers int) {
+	for _, p := range d.NodePods() {
+		if n, ok := p.DriverMetrics.Value(metric); ok {
+			sum += int(n)
+			answers++
+		}
+	}
+	return sum, answers
 }
 
 // capacity finds nodes for which no capacity was published: the scheduler places no new volume

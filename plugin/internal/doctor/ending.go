@@ -21,7 +21,7 @@ func podsThatEnd(v *cluster.View) (all []Finding) {
 		node := v.Node(p.Spec.NodeName)
 		used := volumesOf(v, p, volumes)
 		if p.DeletionTimestamp == nil || now.Sub(p.DeletionTimestamp.Time) < patience || len(used.drivers) == 0 ||
-			node != nil && !cluster.NodeReady(node) || keptByFinalizer(v, p, used) {
+			node != nil && !cluster.NodeReady(node) || keptByFinalizer(p) {
 			continue
 		}
 		all = append(all, Finding{Severity: Error, Object: "Pod/" + p.Namespace + "/" + p.Name,
@@ -36,16 +36,11 @@ func podsThatEnd(v *cluster.View) (all []Finding) {
 // keptByFinalizer reports whether only finalizers keep a pod. With a grace period of 0, the API server
 // deletes a pod when it has no finalizers. The kubelet sets that period after it has unmounted the
 // volumes; for a pod that had ended before its deletion, the API server sets it. A terminal phase alone
-// shows nothing of the volumes: the kubelet reports the phase before it unmounts. If the events could
-// not be read, the pod is reported.
-func keptByFinalizer(v *cluster.View, p *corev1.Pod, used podVolumes) bool {
+// shows nothing of the volumes: the kubelet reports the phase before it unmounts.
+func keptByFinalizer(p *corev1.Pod) bool {
 	terminal := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 	final := p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
-	return terminal && final && len(p.Finalizers) > 0 && len(running(p)) == 0 && v.Unread(cluster.Events) == nil &&
-		!slices.ContainsFunc(v.EventsOf("Pod", p), func(e corev1.Event) bool {
-			during := cluster.EventTime(e).After(p.DeletionTimestamp.Time)
-			return during && strings.Contains(e.Message, "volume") && used.of(e) != nil
-		})
+	return terminal && final && len(p.Finalizers) > 0 && len(running(p)) == 0
 }
 
 // running returns the names of the containers of a pod that run.

@@ -247,6 +247,9 @@ var codeMessages = []message{
 		"see the message and the page; delete nothing before you know that the data is lost", ""),
 	known(`^code = DataLoss`, "data of the volume is lost", "restore it from a backup", pageVolume),
 	notRegistered,
+	known(`match PersistentVolume's node affinity|volume node affinity conflict`,
+		"no node that the pod can run on has its volumes: they are on another node, on different nodes, or on a node with "+
+			"too few resources", "permit the pod to run on the node of its volumes", pagePodStart),
 	known(`FailedScheduling|did not have enough free storage|node\(s\)`, "no node has room for the volume, or none of its nodes can run the pod",
 		"free space, or permit other nodes", pagePending),
 	known(`^code = (Unavailable|DeadlineExceeded|Internal|Unknown)`, "the driver cannot serve the call now", "see the log of the driver", pageAnyCall),
@@ -319,6 +322,9 @@ var growsLater = known(`without CAP_SYS_RESOURCE it can be grown only when it is
 var conditionMessages = map[string]message{
 	"RecordUnreadable": about("the record of the volume cannot be read (RecordUnreadable)",
 		"restore the record that the event names, and restart the driver of the node", pageVolume),
+	"RecordMissing": about("the record of the volume is gone: the volume is unusable from the next start of the driver on "+
+		"(RecordMissing)", "before the next start of the driver, restore the record that the event names, or copy the data to "+
+		"a new volume", pageVolume),
 	"RecordOfNewerVersion": about("a newer release made the record of the volume (RecordOfNewerVersion)",
 		"run that release, or a later one", pageVolume),
 	"DataMissing": about("the data of the volume is gone, or its path is obstructed (DataMissing)",

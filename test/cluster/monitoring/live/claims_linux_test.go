@@ -49,6 +49,14 @@ func claimSteps() []step {
 			named: []want{{"pods-with-volumes", "Pod/default/unschedulable", "no node has room for the volume", "free space",
 				pagePending}},
 			cause: func(s *scene) { s.start("unschedulable", "causeway-hostpath", "100Gi", "") }},
+		{name: "a pod that may not run on the node of its volume",
+			rows: []string{"A pod does not start: no code, `node(s) didn't match PersistentVolume's node affinity`"},
+			named: []want{{"pods-with-volumes", "Pod/default/elsewhere", "they are on another node", "permit the pod to run",
+				pagePodStart}},
+			cause: func(s *scene) {
+				s.use(volumeOf{name: "elsewhere", without: true})
+				s.apply(pod("elsewhere", nodes[1].Name, "elsewhere"))
+			}},
 		{name: "a topology of no node", rows: []string{"Errors of the router: `none of the N nodes is in …`"},
 			named: []want{{"claims", "PersistentVolumeClaim/default/nowhere", "the node that the claim names has no driver",
 				"allowedTopologies", pageRouter}},
