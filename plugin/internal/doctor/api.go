@@ -109,8 +109,8 @@ func snapshotCRDs(v *cluster.View) (all []Finding) {
 				f.Remedy = "install the CRDs, and a snapshot controller if the cluster has none"
 				if gv == cluster.SnapshotVersion && snapshots > 0 {
 					f.Evidence += fmt.Sprintf(", and the nodes hold %d snapshots", snapshots)
-					f.Remedy += "; the objects of the snapshots were deleted with the CRDs: restore them from a backup; " +
-						"delete nothing on the nodes before"
+					f.Remedy += "; the objects of the snapshots were deleted with the CRDs: " +
+						"restore them from a backup, and delete nothing on the nodes"
 				}
 			}
 			all = append(all, f)

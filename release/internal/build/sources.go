@@ -25,7 +25,8 @@ func goEnvironment(platform string) []string {
 	goos, arch, _ := strings.Cut(platform, "/")
 	return []string{
 		"CGO_ENABLED=0", "GOOS=" + goos, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0", "GOWORK=off", "GOFIPS140=off",
-		"GOENV=off", "GOEXPERIMENT=", "GOFLAGS=-mod=readonly -buildvcs=false", // the stamp depends on the tags of a clone
+		"GOENV=off", "GOEXPERIMENT=",
+		"GOFLAGS=-mod=readonly -buildvcs=false", // the stamp depends on the tags of a clone
 	}
 }
 
