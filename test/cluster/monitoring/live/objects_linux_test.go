@@ -52,7 +52,7 @@ func objectSteps() []step {
 				cause: (*scene).oldCRDs},
 			{name: "two installations", alerts: []string{"CausewayTwoLeaders"},
 				named: []want{{"one-installation", driverName, "two installations have the same driver name",
-					"uninstall the one without volumes", "docs/how-to/install.md#objects"}},
+					"uninstall the one that holds no volumes", "docs/how-to/install.md#objects"}},
 				also:  []want{{check: "workloads", cause: "no DaemonSet runs the driver"}},
 				cause: (*scene).installAgain},
 		}},
