@@ -22,7 +22,12 @@ func volumeSteps() []step {
 	const images = "causeway-hostpath-image"
 	unreadable := want{"storage-metrics", "Pod/causeway-node-", "records of volumes, snapshots or groups cannot be read",
 		"RecordUnreadable", pageVolume}
-	return []step{{name: "volumes", begin: (*scene).retriesLater, faults: []fault{
+	return []step{{name: "a missing record", faults: []fault{ // no other fault of the step restarts the driver
+		{name: "a missing record",
+			rows:  []string{"Conditions of a volume: `RecordMissing`"},
+			named: []want{sick("lacks", "the record of the volume is gone", "restore the record")},
+			cause: func(s *scene) { s.swap(volume(s.use(volumeOf{name: "lacks", without: true}))+"/record.json", "true") }},
+	}}, {name: "volumes", begin: (*scene).retriesLater, faults: []fault{
 		{name: "a torn record", alerts: []string{"CausewayUnreadableRecords", "CausewayVolumesUnhealthy"},
 			rows: []string{"Conditions of a volume: `RecordUnreadable`"}, also: []want{restarting},
 			named: []want{unreadable, sick("torn", "the record of the volume cannot be read (RecordUnreadable)",
@@ -44,10 +49,6 @@ func volumeSteps() []step {
 				s.restartDriver(nodes[0])
 				s.apply(pod("torn-too", nodes[0].Name, "torn-too"))
 			}},
-		{name: "a missing record",
-			rows:  []string{"Conditions of a volume: `RecordMissing`"},
-			named: []want{sick("lacks", "the record of the volume is gone", "restore the record")},
-			cause: func(s *scene) { s.swap(volume(s.use(volumeOf{name: "lacks", without: true}))+"/record.json", "true") }},
 		{name: "a record of a newer release",
 			rows:  []string{"Conditions of a volume: `RecordOfNewerVersion`"},
 			named: []want{sick("newer", "a newer release made the record", "run that release")},
