@@ -86,9 +86,9 @@ func snapshotCRDs(v *cluster.View) (all []Finding) {
 			continue
 		}
 		object := d.Controller.Object()
+		snapshots, _ := onNodes(d, "causeway_snapshots")
 		for _, gv := range []schema.GroupVersion{cluster.SnapshotVersion, cluster.GroupVersion} {
 			f := Finding{Severity: Error, Object: object, Page: pageCRDs}
-			snapshots, _ := onNodes(d, "causeway_snapshots")
 			// An installation may do without them: snapshotClass.create, groupSnapshotClass.create.
 			if gv == cluster.GroupVersion || len(v.Groups[gv.Group]) == 0 && snapshots == 0 {
 				f.Severity = Note

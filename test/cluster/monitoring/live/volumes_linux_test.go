@@ -22,7 +22,7 @@ func volumeSteps() []step {
 	const images = "causeway-hostpath-image"
 	unreadable := want{"storage-metrics", "Pod/causeway-node-", "records of volumes, snapshots or groups cannot be read",
 		"RecordUnreadable", pageVolume}
-	return []step{{name: "a missing record", faults: []fault{ // no other fault of the step restarts the driver
+	return []step{{name: "a missing record", faults: []fault{ // after a restart of the driver it is RecordUnreadable
 		{name: "a missing record",
 			rows:  []string{"Conditions of a volume: `RecordMissing`"},
 			named: []want{sick("lacks", "the record of the volume is gone", "restore the record")},
