@@ -88,7 +88,7 @@ func (c *cluster) dropGroup(id string, members ...string) error {
 // abandoned call may be removed a little later.
 func (c *cluster) wantOnDisk(snapshots, groups int) {
 	c.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		s, g, h := c.onDisk("snapshots"), c.onDisk("groups"), c.onDisk("staging")
 		if len(s) == snapshots && len(g) == groups && len(h) == 0 {
 			return
