@@ -407,6 +407,7 @@ func TestTheTrashOfAFileThatStays(t *testing.T) {
 	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	w.create(b, w.claimed("pvc-1"))
+	w.endRounds(b)
 	b.markerAge = -time.Hour
 	stuck := w.path(metaDir, trashDir, "stuck")
 	marker := w.path(metaDir, workDir, "s.0123456789abcdef") // a record that was not written

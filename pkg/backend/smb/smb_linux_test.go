@@ -130,6 +130,25 @@ func (w *world) openOn(images mounter.Images) *Backend {
 	return b
 }
 
+// endRounds waits until b does not empty the trash of the source, and ends its rounds: only the test
+// empties the trash from then on.
+func (w *world) endRounds(b *Backend) {
+	w.Helper()
+	name := fold(w.parsed().String())
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		b.mu.Lock()
+		runs := b.emptying[name]
+		b.emptying[name] = true
+		b.mu.Unlock()
+		if !runs {
+			return
+		}
+		if time.Now().After(deadline) {
+			w.Fatal("the trash is being emptied after a minute")
+		}
+	}
+}
+
 // path returns the path on this machine of a path in the source.
 func (w *world) path(elements ...string) string {
 	return filepath.Join(append([]string{w.Dir, w.dir}, elements...)...)
