@@ -29,11 +29,11 @@ func (w *world) request(name string, parameters ...string) backend.CreateOptions
 }
 
 // testLife is the life of markers in tests that wait for it.
-const testLife = 750 * time.Millisecond
+const testLife = 2 * time.Second
 
-// onlyOneLives is for a test in which a process begins after the end of the one before: a process
-// never gives up its marker, also on a machine that is too busy to renew it in time.
-func (w *world) onlyOneLives() { w.life, w.lease = testLife, time.Hour }
+// oneAtATime is for a test in which processes work one after the other: a process never gives up its
+// marker, also on a machine that is too busy to renew it in time.
+func (w *world) oneAtATime() { w.life, w.lease = testLife, time.Hour }
 
 // until repeats a call that another process delays.
 func until[T any](t testing.TB, call func() (T, error)) (T, error) {
@@ -394,9 +394,7 @@ func interrupt(t *testing.T, server *smbtest.Server, step int, prepare func(*wor
 	call func(*world, *Backend, string) (string, error), check func(*world, *Backend, string), how end) (done bool) {
 	t.Helper()
 	w := newWorld(t, server, smbtest.Share)
-	if w.life = testLife; how == killed {
-		w.onlyOneLives()
-	}
+	w.oneAtATime()
 	second := w.open()
 	var id string
 	if prepare != nil {
@@ -407,13 +405,18 @@ func interrupt(t *testing.T, server *smbtest.Server, step int, prepare func(*wor
 		second.Close() // its trash is empty
 		second = w.open()
 	}
-	var paused chan struct{}
+	paused, resume := (chan struct{})(nil), func() {}
 	if how != killed {
 		paused = make(chan struct{})
+		resume = sync.OnceFunc(func() { close(paused) })
+		defer resume() // or the end of the test waits for the first process
 	}
 	first, m := w.openMortal(step, paused)
-	if how == stoppedWithClocks {
-		first.life, first.lease = time.Hour, time.Hour // its marker is valid for long
+	switch how {
+	case stopped: // it notices that its marker may have a successor
+		first.lease = testLife / 3
+	case stoppedWithClocks:
+		first.life = time.Hour // nothing renews its marker, which is valid for long
 	}
 	ended := make(chan struct{})
 	var firstErr error
@@ -437,7 +440,7 @@ func interrupt(t *testing.T, server *smbtest.Server, step int, prepare func(*wor
 		t.Fatalf("killed at step %d: the call in the next process: %v", step, err)
 	}
 	if how != killed {
-		close(paused)
+		resume()
 		<-ended
 	}
 	check(w, second, made)
@@ -472,7 +475,7 @@ func TestTheServerIsKilledAtSteps(t *testing.T) {
 			server := smbtest.Serve(t)
 			for step, done := 0, false; !done; step += stride(15) {
 				w := newWorld(t, server, smbtest.Share)
-				w.onlyOneLives()
+				w.oneAtATime()
 				var id string
 				if row.prepare != nil {
 					var err error

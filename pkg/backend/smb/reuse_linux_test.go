@@ -27,7 +27,7 @@ func TestAConnectionIsLostAtSteps(t *testing.T) {
 				t.Parallel()
 				for step, done := int64(0), false; !done; step += int64(stride(5)) {
 					w := newWorld(t, server, smbtest.Share)
-					w.onlyOneLives()
+					w.oneAtATime()
 					var id string
 					if row.prepare != nil {
 						var err error
@@ -144,7 +144,7 @@ func useAgain(t *testing.T, server *smbtest.Server, step int, killed bool, subDi
 	prepare func(w *world, b *Backend) (string, error), call func(w *world, b *Backend, id string) error) (done bool) {
 	t.Helper()
 	w := newWorld(t, server, smbtest.Share)
-	w.life = testLife
+	w.oneAtATime()
 	second := w.open()
 	var id string
 	if prepare != nil {

@@ -42,15 +42,17 @@ func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 	server := smbtest.Serve(t)
 	for step, done := 0, false; !done; step += stride(5) {
 		w := newWorld(t, server, smbtest.Share)
-		w.life = testLife
+		w.oneAtATime()
 		second := w.open()
 		id, err := old(w, second)
 		if err := errors.Join(err, os.WriteFile(w.path("x", "data"), []byte("old"), 0o666)); err != nil {
 			t.Fatal(err)
 		}
 		paused := make(chan struct{})
+		resume := sync.OnceFunc(func() { close(paused) })
+		defer resume() // or the end of the test waits for the first process
 		first, m := w.openMortal(step, paused)
-		first.life, first.lease = time.Hour, time.Hour
+		first.life = time.Hour
 		var confirmed atomic.Bool
 		first.pool.Before = func(op, path string) error {
 			switch {
@@ -81,7 +83,7 @@ func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 		if err := errors.Join(err, os.WriteFile(w.path("x", "data"), []byte("precious"), 0o666)); err != nil {
 			t.Fatal(err)
 		}
-		close(paused)
+		resume()
 		<-ended
 		w.holds("precious", "x", "data")
 		if _, err := second.Get(context.Background(), v.ID, nil); err != nil || t.Failed() {
@@ -270,7 +272,7 @@ func TestACopyWithoutItsSourceLeavesNothing(t *testing.T) {
 			t.Parallel()
 			for step := 0; ; step += stride(9) {
 				w := newWorld(t, server, smbtest.Share)
-				w.onlyOneLives()
+				w.oneAtATime()
 				second := w.open()
 				id, err := source(w, second)
 				if err != nil {
@@ -373,7 +375,7 @@ func TestAnotherProcessCopies(t *testing.T) {
 func TestADirectoryWithoutARecordIsRemoved(t *testing.T) {
 	for _, swept := range []bool{false, true} {
 		w := newWorld(t, smbtest.Serve(t), smbtest.Share)
-		w.onlyOneLives()
+		w.oneAtATime()
 		first, second := w.open(), w.open()
 		first.pool.Before = func(op, path string) error {
 			if op == "create" && strings.Contains(path, volumesDir) {
