@@ -411,13 +411,13 @@ func interrupt(t *testing.T, server *smbtest.Server, step int, prepare func(*wor
 		resume = sync.OnceFunc(func() { close(paused) })
 		defer resume() // or the end of the test waits for the first process
 	}
-	first, m := w.openMortal(step, paused)
-	switch how {
+	switch how { // for the first process
 	case stopped: // it notices that its marker may have a successor
-		first.lease = testLife / 3
-	case stoppedWithClocks:
-		first.life = time.Hour // nothing renews its marker, which is valid for long
+		w.lease = testLife / 3
+	case stoppedWithClocks: // nothing renews its marker, which is valid for long
+		w.life = time.Hour
 	}
+	first, m := w.openMortal(step, paused)
 	ended := make(chan struct{})
 	var firstErr error
 	go func() {

@@ -51,8 +51,8 @@ func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 		paused := make(chan struct{})
 		resume := sync.OnceFunc(func() { close(paused) })
 		defer resume() // or the end of the test waits for the first process
+		w.life = time.Hour
 		first, m := w.openMortal(step, paused)
-		first.life = time.Hour
 		var confirmed atomic.Bool
 		first.pool.Before = func(op, path string) error {
 			switch {
