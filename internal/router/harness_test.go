@@ -229,7 +229,7 @@ func (c *cluster) lost(n int) { c.await(func(v *view) bool { return len(v.nodes)
 
 func (c *cluster) await(is func(*view) bool) {
 	c.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !is(c.router.view.Load()); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); !is(c.router.view.Load()); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			how, _ := c.router.Ready(context.Background())
 			c.Fatalf("the router has %s", how)
