@@ -207,7 +207,7 @@ func TestAStalledProcessIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := start(t, bin, dir)
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if after, err := os.Lstat(socket); err == nil && !os.SameFile(before, after) {
 			break
 		}
@@ -228,7 +228,7 @@ func TestAStalledProcessIsReplaced(t *testing.T) {
 	if _, err := os.Lstat(socket); err != nil {
 		t.Errorf("the first process removed the second one's socket: %v", err)
 	}
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if ready, _ := second.probe(); ready {
 			break
 		}
@@ -287,7 +287,7 @@ func TestAnInvalidFlagChangesNothing(t *testing.T) {
 func TestTheFirstStartNeedsInitRoot(t *testing.T) {
 	bin, dir := build(t), newDir(t)
 	p := start(t, bin, dir, "--init-root=false")
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if _, err := p.probe(); err != nil && strings.Contains(err.Error(), "--init-root") {
 			break
 		}
@@ -306,7 +306,7 @@ func TestTheDriverWaitsForAMissingRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := start(t, bin, dir)
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if _, err := p.probe(); err != nil && strings.Contains(err.Error(), "the root must exist") {
 			break
 		}
@@ -317,7 +317,7 @@ func TestTheDriverWaitsForAMissingRoot(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "root"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if ready, _ := p.probe(); ready {
 			break
 		}

@@ -163,7 +163,7 @@ func newPool(t *testing.T) *Pool {
 	p := &Pool{}
 	t.Cleanup(func() {
 		p.Close()
-		for deadline := time.Now().Add(time.Minute); p.Alive() > 0; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(10 * time.Second); p.Alive() > 0; time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%d helpers are left", p.Alive())
 			}
@@ -482,7 +482,7 @@ func ended(pid int) bool {
 
 func waitFor(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s", what)
 		}

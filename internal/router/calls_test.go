@@ -146,7 +146,7 @@ func TestTheConnectionIsCut(t *testing.T) {
 				wantCode(t, tc.call(w), codes.Unavailable, "a (")
 				w.nodes["a"].heals()
 				w.settled(2)
-				for deadline := time.Now().Add(2 * time.Minute); ; {
+				for deadline := time.Now().Add(30 * time.Second); ; {
 					err := tc.call(w)
 					if err == nil {
 						break

@@ -56,7 +56,7 @@ func TestAClosedConnectionIsReleased(t *testing.T) {
 	conn := weak.Make(n.conn)
 	n.conn.close()
 	n = nil //nolint:wastedassign // lets the garbage collector have the connection
-	for deadline := time.Now().Add(2 * time.Minute); conn.Value() != nil; runtime.GC() {
+	for deadline := time.Now().Add(30 * time.Second); conn.Value() != nil; runtime.GC() {
 		if time.Now().After(deadline) {
 			t.Fatal("something still holds the closed connection")
 		}
@@ -71,7 +71,7 @@ func TestTheEndOfRunClosesConnections(t *testing.T) {
 	kept, n := c.router.view.Load().nodes[0], c.meet(c.nodes["a"])
 	kept.calls.Add(1)
 	c.stop()
-	for deadline := time.Now().Add(2 * time.Minute); n.conn.GetState() != connectivity.Shutdown ||
+	for deadline := time.Now().Add(30 * time.Second); n.conn.GetState() != connectivity.Shutdown ||
 		kept.conn.GetState() != connectivity.Shutdown; {
 		if time.Now().After(deadline) {
 			t.Fatalf("the connections are %s and %s", n.conn.GetState(), kept.conn.GetState())

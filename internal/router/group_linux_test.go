@@ -71,7 +71,7 @@ func (c *cluster) group(name string, volumes ...string) (*csi.VolumeGroupSnapsho
 // groupAgain is group after another call for the same group. A node can still hold the lock of that
 // call, whose stream has ended; until then the answer is ABORTED, and the sidecars retry.
 func (c *cluster) groupAgain(name string, volumes ...string) (*csi.VolumeGroupSnapshot, error) {
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		made, err := c.group(name, volumes...)
 		if status.Code(err) != codes.Aborted || time.Now().After(deadline) {
 			return made, err
@@ -88,7 +88,7 @@ func (c *cluster) dropGroup(id string, members ...string) error {
 // abandoned call may be removed a little later.
 func (c *cluster) wantOnDisk(snapshots, groups int) {
 	c.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		s, g, h := c.onDisk("snapshots"), c.onDisk("groups"), c.onDisk("staging")
 		if len(s) == snapshots && len(g) == groups && len(h) == 0 {
 			return
@@ -325,7 +325,7 @@ func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
 // until repeats the call until the group exists.
 func (c *cluster) until(name string, images []string) *csi.VolumeGroupSnapshot {
 	c.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		made, err := c.group(name, images...)
 		if err == nil {
 			return made

@@ -219,9 +219,11 @@ func (c *cluster) restart(change ...func(*Config)) {
 	c.settled(n)
 }
 
-// settled waits until so many nodes answer, and no node is silent.
+// settled waits until so many nodes answer, and no node is silent. Hundreds of handshakes take minutes
+// with the race detector on a slow machine.
 func (c *cluster) settled(n int) {
-	c.await(func(v *view) bool { return len(v.nodes) == n && v.all() == nil })
+	limit := 30*time.Second + time.Duration(n)*time.Second/2
+	c.awaitFor(limit, func(v *view) bool { return len(v.nodes) == n && v.all() == nil })
 }
 
 // lost waits until so many nodes answer.
@@ -229,7 +231,12 @@ func (c *cluster) lost(n int) { c.await(func(v *view) bool { return len(v.nodes)
 
 func (c *cluster) await(is func(*view) bool) {
 	c.Helper()
-	for deadline := time.Now().Add(5 * time.Minute); !is(c.router.view.Load()); time.Sleep(time.Millisecond) {
+	c.awaitFor(30*time.Second, is)
+}
+
+func (c *cluster) awaitFor(limit time.Duration, is func(*view) bool) {
+	c.Helper()
+	for deadline := time.Now().Add(limit); !is(c.router.view.Load()); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			how, _ := c.router.Ready(context.Background())
 			c.Fatalf("the router has %s", how)

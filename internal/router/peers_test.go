@@ -33,7 +33,7 @@ import (
 // wantSaid waits until a single message to the operator has all of the words.
 func (c *cluster) wantSaid(words ...string) {
 	c.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		c.mu.Lock()
 		said := slices.Clone(c.said)
 		c.mu.Unlock()

@@ -224,12 +224,12 @@ func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func()
 // ready waits until the driver is ready.
 func (d *testDriver) ready() {
 	d.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		if resp, err := d.Probe(context.Background(), &csi.ProbeRequest{}); err == nil && resp.GetReady().GetValue() {
 			return
 		}
 		if time.Now().After(deadline) {
-			d.Fatal("the driver is not ready after a minute")
+			d.Fatal("the driver is not ready after 20 s")
 		}
 	}
 }
@@ -288,7 +288,7 @@ func (d *testDriver) moveRoot() {
 // failed once in a hundred runs, for an unknown reason, so it is repeated there.
 func (d *testDriver) renameClosed(from, to string) {
 	d.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		err := os.Rename(from, to)
 		if err == nil {
 			return

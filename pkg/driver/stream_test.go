@@ -84,7 +84,7 @@ func TestUnreadStreamsAreLimited(t *testing.T) {
 		t.Errorf("the log has no rejected call: %s", said)
 	}
 	cancel()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		if _, err := allocated(t.Context(), t, conn); err == nil {
 			break
 		} else if time.Now().After(deadline) {
@@ -106,7 +106,7 @@ func TestAnUnreadStreamEnds(t *testing.T) {
 			if !errors.Is(err, errStalled) {
 				t.Fatalf("the call ended with %v", err)
 			}
-		case <-time.After(time.Minute):
+		case <-time.After(20 * time.Second):
 			t.Fatal("the call goes on")
 		}
 		for err == nil { // first come the responses that the client has not read, then the error

@@ -71,7 +71,7 @@ func ownLoop(t *testing.T) string {
 // devices.
 func untilIdle(t *testing.T, do func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		err := do()
 		if err == nil {
 			return

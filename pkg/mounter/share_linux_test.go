@@ -124,7 +124,7 @@ func (b *shareBench) wantNoMounts() {
 			b.Errorf("left mounted: %s", line)
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		busy, _ := b.shareHelpers.Busy()
 		if busy == 0 {
 			return

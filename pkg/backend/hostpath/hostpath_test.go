@@ -195,9 +195,9 @@ func (w *world) refused(change ...func(*Config)) error {
 
 func (w *world) eventually(state string, done func() bool) {
 	w.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.Fatalf("not %s after a minute", state)
+			w.Fatalf("not %s after 20 s", state)
 		}
 	}
 }

@@ -120,7 +120,7 @@ func (w *world) isEmpty(b *Backend) {
 	w.Helper()
 	want := []string{".causeway", ".causeway/reserve", ".causeway/snapshots", ".causeway/trash", ".causeway/volumes",
 		".causeway/work"}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		err := b.emptyTrashNow(context.Background(), w.parsed(), nil)
 		var left []string
 		filepath.WalkDir(w.path(), func(path string, _ os.DirEntry, err error) error {

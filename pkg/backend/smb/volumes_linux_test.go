@@ -496,7 +496,7 @@ func TestAnOpenFileDoesNotStopTheTrash(t *testing.T) {
 	<-released
 	w.create(b, w.claimed("pvc-2"))
 	deleteUntil(t, b, w.create(b, w.claimed("pvc-3")).ID)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
 			t.Fatal(err)
 		}

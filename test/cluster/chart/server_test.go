@@ -487,7 +487,7 @@ func (s *server) attempt(object, refused string) error {
 // until waits up to half a minute until something is so.
 func (s *server) until(so func() error) {
 	s.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(200 * time.Millisecond) {
 		err := so()
 		if err == nil {
 			return

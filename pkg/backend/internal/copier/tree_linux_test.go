@@ -508,7 +508,7 @@ func leftNothing(t *testing.T, before, routines int) {
 	if now := descriptors(t, ""); now != before {
 		t.Fatalf("%d descriptors are open, %d before", now, before)
 	}
-	for deadline := time.Now().Add(time.Minute); runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d goroutines run, %d before", runtime.NumGoroutine(), routines)
 		}

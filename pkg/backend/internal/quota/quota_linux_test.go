@@ -302,7 +302,7 @@ func discard(t *testing.T, f filesystem, root *os.File) {
 		if f.want.Kind == Project {
 			q, err := getProject(root, mark.Project)
 			// xfs removes the usage with a delay
-			for deadline := time.Now().Add(time.Minute); err == nil && !q.empty() && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(10 * time.Second); err == nil && !q.empty() && time.Now().Before(deadline); {
 				time.Sleep(10 * time.Millisecond)
 				q, err = getProject(root, mark.Project)
 			}
