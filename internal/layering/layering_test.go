@@ -36,6 +36,7 @@ var kubernetes = []string{
 var rooms = map[string]struct{ may, not []string }{
 	"internal/atomicfile": {[]string{module + "internal/beneath"},
 		append([]string{"os/exec"}, logging...)},
+	"internal/await":          {nil, append([]string{"os/exec"}, logging...)},
 	"internal/beneath":        {[]string{"golang.org/x/sys", module + "internal/dacl", module + "internal/regular"}, logging},
 	"internal/connlimit":      {nil, logging},
 	"internal/crashpoint":     {nil, logging},
