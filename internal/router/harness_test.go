@@ -126,9 +126,9 @@ func (c *cluster) find(context.Context) ([]string, error) {
 	return slices.Clone(c.addresses), c.lookErr
 }
 
-// at makes the addresses those at which the nodes with these names are, and others, and has the
-// router look.
-func (c *cluster) at(names ...string) {
+// setAddresses makes the addresses those of the nodes with these names, and others, and lets the
+// router look them up.
+func (c *cluster) setAddresses(names ...string) {
 	c.mu.Lock()
 	c.addresses = nil
 	for _, name := range names {
@@ -138,7 +138,7 @@ func (c *cluster) at(names ...string) {
 		c.addresses = append(c.addresses, name)
 	}
 	c.mu.Unlock()
-	c.look()
+	c.lookUpNodes()
 }
 
 // later makes it so much later that nodes without an address do not count any more. The router must
@@ -154,11 +154,11 @@ func (c *cluster) later() {
 		c.router.gone[id] = g
 	}
 	c.router.mu.Unlock()
-	c.look()
+	c.lookUpNodes()
 }
 
-// look has the router look for nodes now.
-func (c *cluster) look() {
+// lookUpNodes lets the router look for nodes now.
+func (c *cluster) lookUpNodes() {
 	if c.router != nil {
 		select {
 		case c.router.soon <- struct{}{}:
@@ -223,7 +223,7 @@ func (c *cluster) restart(change ...func(*Config)) {
 // with the race detector on a slow machine.
 func (c *cluster) settled(n int) {
 	limit := 30*time.Second + time.Duration(n)*time.Second/2
-	c.awaitFor(limit, func(v *view) bool { return len(v.nodes) == n && v.all() == nil })
+	c.awaitFor(limit, func(v *view) bool { return len(v.nodes) == n && v.requireAll() == nil })
 }
 
 // lost waits until so many nodes answer.
@@ -298,7 +298,7 @@ func (m *machine) start() {
 	m.mounter = mount
 	var err error
 	m.storage, err = hostpath.New(hostpath.Config{
-		Root: filepath.Join(m.dir, "root"), Node: m.node, Release: "test", Init: true, Seen: filepath.Join(m.dir,
+		Root: filepath.Join(m.dir, "root"), Node: m.node, Release: "test", Init: true, RootRecord: filepath.Join(m.dir,
 			"state", "root-identity"),
 		Images: mount,
 	})
