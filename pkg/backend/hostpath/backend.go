@@ -11,6 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -162,13 +163,13 @@ func (b *Backend) part(id string) (*group, error) {
 // runOrJoin is jobs.RunOrJoin. Errors: ErrBusy, ErrExists, ErrUnavailable, those of run and of ctx.
 func (b *Backend) runOrJoin(ctx context.Context, id, description string, sources []string,
 	run func(ctx context.Context, job *jobs.Job) error) error {
-	return jobError(b.jobs.RunOrJoin(ctx, id, description, sources, run))
+	return joberrors.Classify(b.jobs.RunOrJoin(ctx, id, description, sources, run))
 }
 
 // exclusive is jobs.Exclusive. Errors: ErrInUse, ErrBusy.
 func (b *Backend) exclusive(ids ...string) (release func(), err error) {
 	release, err = b.jobs.Exclusive(ids...)
-	return release, jobError(err)
+	return release, joberrors.Classify(err)
 }
 
 // reserve reserves size bytes, or returns ErrExhausted.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -25,7 +26,7 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 		&group{ID: id, Name: o.Name, All: slices.Clone(o.All), AttemptID: o.AttemptID},
 		func(t *groupJob) error {
 			t.frozen, t.durable = o.Frozen, o.Durable
-			return jobError(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
+			return joberrors.Classify(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
 		})
 	if err != nil {
 		return backend.Part{}, err

@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -66,7 +67,7 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if exists {
 		return old.public(), old.fits(v, o)
 	}
-	if err := errors.Join(b.servable(v.content, o.Access), jobError(b.jobs.Free(v.ID))); err != nil {
+	if err := errors.Join(b.servable(v.content, o.Access), joberrors.Classify(b.jobs.Free(v.ID))); err != nil {
 		return backend.Volume{}, err
 	}
 	v.Created, v.namespace = timestamp(), o.Namespace
