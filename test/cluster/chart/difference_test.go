@@ -15,9 +15,9 @@ func object(source, kind, name, more string) Object {
 // rendering that has another line, another object or another order.
 func TestADifferenceShowsEveryChange(t *testing.T) {
 	from := []Object{object("a", "Pod", "one", "  x: 1\n  x: 1\n  y: 2\n"), object("a", "Pod", "two", "  z: 1\n"),
-		object("b", "Service", "one", "  x: 1\n")}
+		object("b", "Service", "one", "  x: 1\n"), object("b", "Service", "two", "  x: 1\n")}
 	to := []Object{from[0], object("a", "Pod", "new", "  x: 1\n  y: 3\n"), object("a", "Secret", "new", "  s: 1\n"),
-		object("b", "Service", "one", "  x: 2\n  x: 2\n")}
+		object("b", "Service", "one", "  x: 2\n  x: 2\n"), from[3]}
 	renderings := [][]Object{from, to}
 	for i, o := range to {
 		without := slices.Delete(slices.Clone(to), i, i+1)
