@@ -1,7 +1,6 @@
-package chart
+package manifests
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -11,9 +10,9 @@ func object(source, kind, name, more string) Object {
 	return Object{source, "kind: " + kind + "\nmetadata:\n  name: " + name + "\nspec:\n" + more}
 }
 
-// TestADifferenceShowsEveryChange compares the differences of a rendering with those of each
-// rendering that has another line, another object or another order.
-func TestADifferenceShowsEveryChange(t *testing.T) {
+// TestADifferenceMakesItsRendering makes renderings of their differences: each has another line,
+// another object or another order.
+func TestADifferenceMakesItsRendering(t *testing.T) {
 	from := []Object{object("a", "Pod", "one", "  x: 1\n  x: 1\n  y: 2\n"), object("a", "Pod", "two", "  z: 1\n"),
 		object("b", "Service", "one", "  x: 1\n"), object("b", "Service", "two", "  x: 1\n")}
 	to := []Object{from[0], object("a", "Pod", "new", "  x: 1\n  y: 3\n"), object("a", "Secret", "new", "  s: 1\n"),
@@ -38,12 +37,10 @@ func TestADifferenceShowsEveryChange(t *testing.T) {
 			}
 		}
 	}
-	seen := map[string]string{}
 	for _, r := range renderings {
-		text := difference("base", from, r)
-		if other, ok := seen[text]; ok && other != fmt.Sprint(r) {
-			t.Errorf("two renderings have the same differences:\n%v\n%v\n%s", other, r, text)
+		text := Difference("base", from, r)
+		if got, err := apply(objectsOf(Full(from)), text); err != nil || !slices.Equal(got, r) {
+			t.Errorf("the differences make\n%v, %v, want\n%v\n%s", got, err, r, text)
 		}
-		seen[text] = fmt.Sprint(r)
 	}
 }

@@ -1,20 +1,19 @@
-package chart
+package manifests
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 )
 
-// whole is the configuration whose rendering the sources have in full.
-const whole = "default"
-
-// bases names the configuration from which the file of another one differs, where that is not whole.
-var bases = map[string]string{
-	"attached-cloud":   "attached",
-	"attached-windows": "attached",
-	"smb-windows":      "smb",
-	"windows-group":    "windows",
+// Object is a rendered object of the chart.
+type Object struct {
+	Source string // the template, below templates/
+	Text   string
 }
 
 var (
@@ -30,8 +29,8 @@ func (o Object) id() string {
 	return o.Source + " " + o.kind() + " " + nameLine.FindStringSubmatch(o.Text)[1]
 }
 
-// full returns a rendering as one text.
-func full(objects []Object) string {
+// Full returns a rendering as one text. objectsOf is the inverse.
+func Full(objects []Object) string {
 	var text strings.Builder
 	for _, o := range objects {
 		fmt.Fprintf(&text, "---\n# %s\n%s", o.Source, o.Text)
@@ -39,10 +38,10 @@ func full(objects []Object) string {
 	return text.String()
 }
 
-// difference returns the text that makes the rendering to of the rendering from. Every change of to
+// Difference returns the text that makes the rendering to of the rendering from. Every change of to
 // changes the text. An object that is missing in to has a line. A changed object has its changed
 // lines. A new object has its place and its text, or its differences from a similar object of from.
-func difference(name string, from, to []Object) string {
+func Difference(name string, from, to []Object) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "# Differences from %[1]s, written by make chart. @@ has the number of a line of the object in "+
 		"%[1]s.\n", name)
@@ -141,4 +140,96 @@ func edits(from, to []string) (all []edit) {
 		}
 	}
 	return all
+}
+
+// Read returns the text of a file of rendered objects. A file that ends in .diff has the result of
+// Difference: Read makes the text of it and of the file in the same directory that it names.
+func Read(path string) (string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil || filepath.Ext(path) != ".diff" {
+		return string(text), err
+	}
+	name, _, _ := strings.Cut(strings.TrimPrefix(string(text), "# Differences from "), ",")
+	base := filepath.Join(filepath.Dir(path), name)
+	if _, err := os.Stat(base + ".diff"); err == nil {
+		base += ".diff"
+	} else {
+		base += ".yaml"
+	}
+	from, err := Read(base)
+	if err != nil {
+		return "", err
+	}
+	to, err := apply(objectsOf(from), string(text))
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return Full(to), nil
+}
+
+func objectsOf(text string) (all []Object) {
+	for _, part := range strings.Split("\n"+strings.TrimSuffix(text, "\n"), "\n---\n")[1:] {
+		source, text, _ := strings.Cut(strings.TrimPrefix(part, "# "), "\n")
+		all = append(all, Object{source, text + "\n"})
+	}
+	return all
+}
+
+// apply returns the rendering to for a rendering from and the result of Difference.
+func apply(from []Object, difference string) ([]Object, error) {
+	parts := strings.Split(strings.TrimSuffix(difference, "\n"), "\n--- ")[1:]
+	all := slices.DeleteFunc(slices.Clone(from),
+		func(o Object) bool { return slices.Contains(parts, "without "+o.id()) })
+	for _, part := range parts {
+		heading, body, _ := strings.Cut(part+"\n", "\n")
+		if strings.HasPrefix(heading, "without ") {
+			continue
+		}
+		heading, similar, _ := strings.Cut(heading, ", like ")
+		id, before, added := strings.Cut(heading, ", after ")
+		if !added {
+			similar = id
+		}
+		if i := slices.Index(ids(from), similar); i >= 0 {
+			var err error
+			if body, err = applyLines(from[i].Text, body); err != nil {
+				return nil, fmt.Errorf("%s: %w", id, err)
+			}
+		} else if similar != "" {
+			return nil, fmt.Errorf("%s: no object %s", id, similar)
+		}
+		source, _, _ := strings.Cut(id, " ")
+		at := slices.Index(ids(all), before)
+		if added {
+			all = slices.Insert(all, at+1, Object{source, body})
+		} else {
+			all[slices.Index(ids(all), id)].Text = body
+		}
+	}
+	return all, nil
+}
+
+// applyLines returns the text to for a text from and the result of changedLines.
+func applyLines(from, changes string) (string, error) {
+	var text strings.Builder
+	old, next := strings.SplitAfter(from, "\n"), 0
+	for line := range strings.Lines(changes) {
+		switch line[0] {
+		case '@':
+			n, err := strconv.Atoi(strings.TrimSpace(line[len("@@"):]))
+			if err != nil || n <= next || n > len(old) {
+				return "", fmt.Errorf("invalid line number: %s", line)
+			}
+			text.WriteString(strings.Join(old[next:n-1], ""))
+			next = n - 1
+		case '-':
+			if next == len(old) || old[next] != line[1:] {
+				return "", fmt.Errorf("line %d is not %s", next+1, line[1:])
+			}
+			next++
+		default:
+			text.WriteString(line[1:])
+		}
+	}
+	return text.String() + strings.Join(old[next:], ""), nil
 }
