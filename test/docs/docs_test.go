@@ -214,3 +214,27 @@ func TestReadmeIsShort(t *testing.T) {
 		}
 	}
 }
+
+// TestReadmeKnowsTheSizeOfTheSpine counts the lines of the Go files that the README lists as the path
+// of a call.
+func TestReadmeKnowsTheSizeOfTheSpine(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := 0
+	for _, link := range regexp.MustCompile("\\((pkg/\\S+\\.go)\\)|`(\\S+\\.go)`").FindAllStringSubmatch(string(readme), -1) {
+		path := link[1]
+		if path == "" {
+			path = filepath.Join("pkg", "driver", link[2])
+		}
+		text, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines += strings.Count(string(text), "\n")
+	}
+	if lines < 2300 || lines > 2700 || !strings.Contains(string(readme), "2,500 of the") {
+		t.Errorf("the files of the path of a call have %d lines, and the README does not say so", lines)
+	}
+}
