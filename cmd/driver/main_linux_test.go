@@ -20,14 +20,14 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/smbtest"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // noNamespace is the reason why this process cannot start drivers, which mount.
 var noNamespace error
 
 func TestMain(m *testing.M) {
-	mounter.Main() // of helper processes, where the program of the tests is the driver
+	host.Main() // of helper processes, where the program of the tests is the driver
 	if os.Getenv(driverEnv) != "" {
 		main()
 		return

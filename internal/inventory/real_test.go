@@ -17,11 +17,12 @@ import (
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 func TestMain(m *testing.M) {
-	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
+	helper.Main(host.HelperTasks(), hostpath.HelperTasks())
 	os.Exit(m.Run())
 }
 
@@ -40,7 +41,7 @@ func startDriver(t *testing.T) *grpc.ClientConn {
 			t.Fatal(err)
 		}
 	}
-	m := mounter.NewFake(kubelet)
+	m := mountertest.NewFake(kubelet)
 	storage, err := hostpath.New(hostpath.Config{
 		Root: root, Node: "node-1", Init: true, Seen: filepath.Join(dir, "seen"), Images: m,
 	})

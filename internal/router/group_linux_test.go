@@ -21,7 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -30,7 +30,7 @@ import (
 // demo) would have a copy of their mounts, and with that their loop devices. Without a namespace,
 // tests that need a disk are skipped unless this is root.
 func TestMain(m *testing.M) {
-	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
+	helper.Main(host.HelperTasks(), hostpath.HelperTasks())
 	if err := namespace.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, "the tests run in the machine's mount namespace:", err)
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -294,7 +295,7 @@ func (c *cluster) newMachine(name string) *machine {
 // address.
 func (m *machine) start() {
 	m.Helper()
-	mount := mounter.NewFake(filepath.Join(m.dir, "kubelet"))
+	mount := mountertest.NewFake(filepath.Join(m.dir, "kubelet"))
 	m.mounter = mount
 	var err error
 	m.storage, err = hostpath.New(hostpath.Config{

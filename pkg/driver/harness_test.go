@@ -27,6 +27,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 const testName = "hostpath.csi.causeway.dev"
@@ -152,7 +153,7 @@ func (d *testDriver) serve() {
 	d.Helper()
 	var err error
 	if d.mounter == nil {
-		d.mounter = mounter.NewFake(d.kubelet)
+		d.mounter = mountertest.NewFake(d.kubelet)
 	}
 	if d.real {
 		if d.mounter, err = realMounter(d.kubelet); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -165,7 +165,7 @@ func newGarden(f *testing.F) *garden {
 	if err != nil {
 		f.Fatal(err)
 	}
-	fake := mounter.NewFake(dir)
+	fake := mountertest.NewFake(dir)
 	g := &garden{cfg: Config{
 		Root: filepath.Join(dir, "root"), Node: "node-1", Seen: filepath.Join(dir, "seen"), Release: "test", Init: true,
 		Images: fake,

@@ -16,14 +16,14 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // noNamespace is the reason why tests that mount cannot run, or nil.
 var noNamespace error
 
 func TestMain(m *testing.M) {
-	helper.Main(mounter.HelperTasks(), HelperTasks())
+	helper.Main(host.HelperTasks(), HelperTasks())
 	hang.Main()
 	noNamespace = namespace.Enter()
 	os.Exit(m.Run())
@@ -259,7 +259,7 @@ func TestDeleteRejectsAMountedVolume(t *testing.T) {
 	if err := os.Mkdir(kubelet, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	m, err := mounter.New(kubelet, kubelet+".frozen")
+	m, err := host.New(kubelet, kubelet+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +279,7 @@ func TestDeleteRejectsAMountedVolume(t *testing.T) {
 		t.Errorf("Delete = %v, want ErrInUse with the path", err)
 	}
 	b.Close() // a new driver, without a record of the mount
-	m, err = mounter.New(kubelet, kubelet+".frozen")
+	m, err = host.New(kubelet, kubelet+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +339,7 @@ func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {
 
 func TestMountedEntriesOfTheTrashAreNotRemoved(t *testing.T) {
 	w := newDisk(t, "size=4m")
-	host, err := mounter.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
+	host, err := host.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // imageFile is the name of a plain image. Roots of all releases have it.
@@ -117,7 +118,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fake := mounter.NewFake(dir)
+	fake := mountertest.NewFake(dir)
 	w := &world{T: t, cfg: Config{
 		Root:    filepath.Join(dir, "root"),
 		Node:    "node-1",
@@ -796,7 +797,7 @@ func FuzzCreate(f *testing.F) {
 	f.Add("a/b\x00", "", "", int64(1<<62), int64(1<<62))
 	dir := f.TempDir()
 	b, err := New(Config{Root: dir, Node: "n", Init: true, Seen: filepath.Join(f.TempDir(), "seen"),
-		Images: mounter.NewFake(dir)})
+		Images: mountertest.NewFake(dir)})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -37,7 +38,7 @@ func newNode(t *testing.T, name string) *node {
 		t.Fatal(err)
 	}
 	var err error
-	if n.mounter, err = mounter.New(n.kubelet, n.kubelet+".frozen"); err != nil {
+	if n.mounter, err = host.New(n.kubelet, n.kubelet+".frozen"); err != nil {
 		t.Fatal(err)
 	}
 	uses(n.mounter)(&w.cfg)
