@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
 // program writes a shell script called name to dir.
@@ -28,7 +30,7 @@ func program(t *testing.T, dir, name, script string) string {
 func machine(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"sh", "uname", "mkdir", "mktemp", "rm", "sed", "tr"} {
+	for _, name := range []string{"sh", "uname", "mkdir", "mktemp", "rm", "sed", "tr", "cat", "grep", "id", "dirname"} {
 		path, err := exec.LookPath(name)
 		if err == nil {
 			err = os.Symlink(path, filepath.Join(dir, name))
@@ -283,9 +285,7 @@ func TestFuzzFailsWhereItTestsNothing(t *testing.T) {
 }
 
 func TestFollowPage(t *testing.T) {
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip(err)
-	}
+	namespace.Need(t, "git")
 	const passed = "echo 5 Passed, 0 Failed; ls causeway/hack/follow-page\n"
 	clone := "```sh\ngit clone https://github.com/causeway-csi/causeway\n"
 	sanity := []string{"--sanity"}
