@@ -14,16 +14,15 @@ import (
 	"time"
 
 	smb2 "github.com/cloudsoda/go-smb2"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
 // list lists a share with smbclient, or returns its output as an error.
 func list(t *testing.T, s *Server, share, password string) string {
 	t.Helper()
-	client, err := exec.LookPath("smbclient")
-	if err != nil {
-		t.Skip("smbclient is not installed")
-	}
-	cmd := exec.Command(client, "-s", "/dev/null", "-p", strconv.Itoa(s.Port), "-U", s.User+"%"+password,
+	namespace.Need(t, "smbclient")
+	cmd := exec.Command("smbclient", "-s", "/dev/null", "-p", strconv.Itoa(s.Port), "-U", s.User+"%"+password,
 		"//127.0.0.1/"+share, "-c", "ls", "-t", "5")
 	out, _ := cmd.CombinedOutput()
 	return string(out)
@@ -33,7 +32,7 @@ func list(t *testing.T, s *Server, share, password string) string {
 // goroutine.
 func TestAServerOutlivesTheThreadOfItsStart(t *testing.T) {
 	if !Installed() {
-		t.Skip("samba is not installed")
+		namespace.Skip(t, "samba is not installed")
 	}
 	dir := t.TempDir()
 	var s *Server
@@ -117,7 +116,7 @@ func TestAServer(t *testing.T) {
 // TestAServerThatDoesNotAnswerIsEnded: otherwise it would hold its port and its files.
 func TestAServerThatDoesNotAnswerIsEnded(t *testing.T) {
 	if !Installed() {
-		t.Skip("samba is not installed")
+		namespace.Skip(t, "samba is not installed")
 	}
 	s, err := prepare(t.TempDir(), loopback, nil)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/prereq"
 	"github.com/causeway-csi/causeway/test/cluster/components"
 	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
@@ -45,6 +46,9 @@ func New(name string) (*Cluster, error) {
 // Up is provider.Provider's. The program that calls it must have called Main.
 func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	if err := supported(o); err != nil {
+		return err
+	}
+	if err := prereq.Install(ctx, o.Log, "cluster"); err != nil {
 		return err
 	}
 	if !exists(c.up()) {
@@ -105,18 +109,6 @@ func supported(o provider.Options) error {
 	}
 	if _, err := hierarchies(); err != nil {
 		return err
-	}
-	var missing []string
-	for tool, pkg := range map[string]string{
-		"ip": "iproute2", "runc": "runc", "nft": "nftables", "nsenter": "util-linux", "mkfs.xfs": "xfsprogs",
-		"mount": "mount", "conntrack": "conntrack",
-	} {
-		if _, err := exec.LookPath(tool); err != nil {
-			missing = append(missing, fmt.Sprintf("%s (Debian: %s)", tool, pkg))
-		}
-	}
-	if len(missing) > 0 {
-		return errors.New("a local cluster needs programs that are not here: " + strings.Join(missing, ", "))
 	}
 	return nil
 }
