@@ -15,8 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/flock"
 	"github.com/causeway-csi/causeway/test/cluster/components"
-	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
