@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
@@ -48,13 +49,11 @@ const driverEnv = "CAUSEWAY_TEST_DRIVER"
 // binDir is the directory of the driver program, once it is built.
 var binDir string
 
-var buildOnce = sync.OnceValues(func() (out []byte, err error) {
+var buildOnce = sync.OnceValue(func() (err error) {
 	if binDir, err = os.MkdirTemp("", "bin"); err != nil {
-		return nil, err
+		return err
 	}
-	cmd := exec.Command("go", "build", "-o", filepath.Join(binDir, "driver"), ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as in an image
-	return cmd.CombinedOutput()
+	return gobuild.Program{Package: gobuild.Driver}.Copy(context.Background(), filepath.Join(binDir, "driver"))
 })
 
 // process is a driver process, as an operator starts it.
@@ -83,8 +82,8 @@ func build(t *testing.T) string {
 	if smbtest.FromEnvironment() != nil { // a guest has no compiler
 		return os.Args[0]
 	}
-	if out, err := buildOnce(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	if err := buildOnce(); err != nil {
+		t.Fatal(err)
 	}
 	return filepath.Join(binDir, "driver")
 }
