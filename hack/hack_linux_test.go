@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
 // program writes a shell script called name to dir.
@@ -28,7 +30,7 @@ func program(t *testing.T, dir, name, script string) string {
 func machine(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"sh", "uname", "mkdir", "mktemp", "rm", "sed", "tr"} {
+	for _, name := range []string{"sh", "uname", "mkdir", "mktemp", "rm", "sed", "tr", "cat", "grep", "id", "dirname"} {
 		path, err := exec.LookPath(name)
 		if err == nil {
 			err = os.Symlink(path, filepath.Join(dir, name))
@@ -282,10 +284,35 @@ func TestFuzzFailsWhereItTestsNothing(t *testing.T) {
 	}
 }
 
-func TestFollowPage(t *testing.T) {
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip(err)
+// smallTree returns a tree with hack/follow-page and the modules that it publishes. The whole tree
+// has thousands of files.
+func smallTree(t *testing.T) string {
+	t.Helper()
+	tree := t.TempDir()
+	script, err := os.ReadFile("follow-page")
+	if err != nil {
+		t.Fatal(err)
 	}
+	goCommand, err := filepath.Abs("go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{"hack/follow-page": string(script), "hack/go": "#!/bin/sh\nexec " + goCommand + ` "$@"`, "LICENSE": ""}
+	for _, dir := range []string{"", "/examples/minimal", "/examples/attached"} {
+		files["."+dir+"/go.mod"] = "module github.com/causeway-csi/causeway" + dir + "\n\ngo 1.26.0\n"
+	}
+	for name, content := range files {
+		path := filepath.Join(tree, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return tree
+}
+
+func TestFollowPage(t *testing.T) {
+	namespace.Need(t, "git")
+	tree := smallTree(t)
 	const passed = "echo 5 Passed, 0 Failed; ls causeway/hack/follow-page\n"
 	clone := "```sh\ngit clone https://github.com/causeway-csi/causeway\n"
 	sanity := []string{"--sanity"}
@@ -316,11 +343,12 @@ func TestFollowPage(t *testing.T) {
 		{"the page shows no output", nil, clone + passed + "```\n", false, "nothing was verified"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			page := filepath.Join(t.TempDir(), "page.md")
 			if err := os.WriteFile(page, []byte(c.page), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.Command("./follow-page", append(c.flags, page)...)
+			cmd := exec.Command(filepath.Join(tree, "hack/follow-page"), append(c.flags, page)...)
 			tmp := t.TempDir()
 			cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
 			out, err := cmd.CombinedOutput()

@@ -83,9 +83,7 @@ type mover struct {
 
 func newMover(t *testing.T) *mover {
 	t.Helper()
-	if _, err := exec.LookPath("jq"); err != nil {
-		namespace.Skip(t, err)
-	}
+	namespace.Need(t, "jq")
 	m := &mover{T: t, state: t.TempDir()}
 	bin := t.TempDir()
 	program(t, bin, "kubectl", cluster)

@@ -25,7 +25,7 @@ import (
 func needsSigner(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("osslsigncode"); err != nil {
-		t.Skip("no osslsigncode: apt-get install osslsigncode")
+		t.Skip("no osslsigncode: hack/packages images installs it")
 	}
 }
 

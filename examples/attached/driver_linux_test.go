@@ -29,7 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/causeway-csi/causeway/pkg/csidriver"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // driverEnv makes the binary of the tests the driver.
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	mounter.Main()
+	host.Main()
 	os.Exit(m.Run())
 }
 

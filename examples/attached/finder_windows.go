@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // newFinder returns the finder of a Windows node, for the disks that are attached to its machine.
-func newFinder(string) finder { return findBy(mounter.FindDevice) }
+func newFinder(string) finder { return findBy(host.FindDevice) }
 
 // openCloud returns errors.ErrUnsupported: the controller, which alone uses the cloud, runs on Linux.
 func openCloud(string, []string, int64, *slog.Logger) (cloud, error) {

@@ -218,7 +218,7 @@ func replug(label string) error {
 // newFinder returns the finder of a node: EDIT: see finder_windows.go.
 func newFinder(node string) finder { return findLoops(node) }
 
-// findLoops returns the finder of a node. An author replaces it by mounter.FindDevice, which needs
+// findLoops returns the finder of a node. An author replaces it by host.FindDevice, which needs
 // the serial number alone. Errors of the finder: ErrPrecondition if the node does not have the
 // device, or two of the same label.
 func findLoops(node string) finder {

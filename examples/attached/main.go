@@ -4,7 +4,7 @@
 // and storage networks. The program has three parts: storage.go translates between CSI and a cloud,
 // cloud.go plays the cloud with files of a directory, and loop.go plays the cable: an attached disk
 // is a loop device. An author replaces the last two by a cloud, which is an interface in
-// storage.go, and by mounter.FindDevice, as finder_windows.go has it: a Windows node has the disks
+// storage.go, and by host.FindDevice, as finder_windows.go has it: a Windows node has the disks
 // of its machine, and its controller runs on Linux. EDIT marks the places in storage.go that depend
 // on the cloud.
 package main

@@ -30,7 +30,7 @@ type storage struct {
 // ErrPrecondition or mounter.ErrDevice if the node does not have the disk.
 type finder func(ctx context.Context, serial, volume string) (path string, sequence uint64, readOnly bool, err error)
 
-// findBy returns a finder for a function such as mounter.FindDevice. Whether a disk is read-only is
+// findBy returns a finder for a function such as host.FindDevice. Whether a disk is read-only is
 // then a property of the device, which the mounter reads.
 func findBy(find func(ctx context.Context, serial string) (path string, sequence uint64, err error)) finder {
 	return func(ctx context.Context, serial, _ string) (string, uint64, bool, error) {

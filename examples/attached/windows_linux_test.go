@@ -24,18 +24,18 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/csidriver"
 	"github.com/causeway-csi/causeway/pkg/driver"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // The nodes of these tests have the logic of Windows over the links and files of this machine:
-// mounter.FakeWindows. They find a disk by its serial number, partition and format it if it is
+// mountertest.FakeWindows. They find a disk by its serial number, partition and format it if it is
 // blank, and mount it through a link.
 
 // windowsCloud is a cloud whose machines are such nodes.
 type windowsCloud struct {
 	cloud
 	dir   string
-	nodes map[string]*mounter.FakeWindows
+	nodes map[string]*mountertest.FakeWindows
 }
 
 func (c windowsCloud) AttachDisk(ctx context.Context, id, node string, a attachment) (attachment, error) {
@@ -68,7 +68,7 @@ func (c windowsCloud) image(id string) string { return filepath.Join(c.dir, disk
 // windowsNode is a driver on a node, in this process.
 type windowsNode struct {
 	*process
-	host *mounter.FakeWindows
+	host *mountertest.FakeWindows
 }
 
 func newWindowsNode(t testing.TB, name string) windowsNode {
@@ -82,7 +82,7 @@ func newWindowsNode(t testing.TB, name string) windowsNode {
 	if err := os.Mkdir(n.path("state"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if n.host, err = mounter.NewFakeWindows(dir, n.path("state/mounts")); err != nil {
+	if n.host, err = mountertest.NewFakeWindows(dir, n.path("state/mounts")); err != nil {
 		t.Fatal(err)
 	}
 	return n
@@ -217,7 +217,7 @@ func TestAWindowsNodeDoesNotFormatAUsedDisk(t *testing.T) {
 
 func newWindowsCloud(t *testing.T, nodes ...windowsNode) windowsCloud {
 	t.Helper()
-	c := windowsCloud{dir: cloudDir(t), nodes: map[string]*mounter.FakeWindows{}}
+	c := windowsCloud{dir: cloudDir(t), nodes: map[string]*mountertest.FakeWindows{}}
 	var names []string
 	for _, n := range nodes {
 		c.nodes[n.node] = n.host

@@ -14,14 +14,16 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 func TestMain(m *testing.M) {
-	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
+	helper.Main(host.HelperTasks(), hostpath.HelperTasks())
 	os.Exit(m.Run())
 }
 
@@ -40,7 +42,7 @@ func startDriver(t *testing.T) *grpc.ClientConn {
 			t.Fatal(err)
 		}
 	}
-	m := mounter.NewFake(kubelet)
+	m := mountertest.NewFake(kubelet)
 	storage, err := hostpath.New(hostpath.Config{
 		Root: root, Node: "node-1", Init: true, Seen: filepath.Join(dir, "seen"), Images: m,
 	})
@@ -78,12 +80,14 @@ func startDriver(t *testing.T) *grpc.ClientConn {
 			t.Error(err)
 		}
 	})
-	for resp := (*csi.ProbeResponse)(nil); !resp.GetReady().GetValue(); time.Sleep(time.Millisecond) {
-		if resp, err = csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{},
-			grpc.WaitForReady(true)); err != nil {
+	await.True(t, "the driver is ready", func() bool {
+		resp, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{},
+			grpc.WaitForReady(true))
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
+		return resp.GetReady().GetValue()
+	})
 	return conn
 }
 

@@ -51,7 +51,8 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/logsafe":        {nil, logging},
 	"internal/manifests":      {[]string{"sigs.k8s.io/yaml"}, logging},
 	"internal/namespace":      {nil, logging},
-	"internal/qemu":           {nil, logging},
+	"internal/prereq":         {nil, logging},
+	"internal/qemu":           {[]string{module + "internal/prereq"}, logging},
 	"internal/regular":        {nil, logging},
 	"internal/smbtest":        {[]string{"github.com/cloudsoda/go-smb2", module + "internal/namespace"}, logging},
 	"internal/sized":          {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
@@ -60,6 +61,8 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/winetest":       {nil, logging},
 	"pkg/volumeid":            {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/mounter":             {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", "github.com/Microsoft/go-winio", module + "internal/dacl", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, logging}, // mkfs and e2fsck are programs
+	"pkg/mounter/host":        {[]string{module + "pkg/mounter", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
+	"pkg/mounter/mountertest": {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend":             {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/backendtest": {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
 	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"},
@@ -100,7 +103,7 @@ var rooms = map[string]struct{ may, not []string }{
 		module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/jobs": {[]string{module + "internal/guard"},
 		append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/dacl", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // mounter.IsFilesystem
+	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/dacl", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // host.IsFilesystem
 }
 
 // never are imports that even a wide prefix above does not allow.

@@ -5,12 +5,14 @@ package namespace
 
 import (
 	"os"
+	"os/exec"
 	"os/signal"
 	"syscall"
 	"testing"
 )
 
-// mustMount is set in the environment, as by .ci/run, where a test that cannot mount must fail.
+// mustMount is set in the environment, as by the Makefile, where a test that cannot mount, or whose
+// programs are missing, must fail.
 const mustMount = "CAUSEWAY_MUST_MOUNT"
 
 // Skip skips a test that cannot mount here, with a reason. Where CAUSEWAY_MUST_MOUNT is set, the
@@ -21,6 +23,17 @@ func Skip(t testing.TB, why any) {
 		t.Fatalf("%v, and %s is set", why, mustMount)
 	}
 	t.Skip(why)
+}
+
+// Need skips a test if a program is missing. Where CAUSEWAY_MUST_MOUNT is set, the test fails:
+// hack/packages installs the programs of all tests.
+func Need(t testing.TB, programs ...string) {
+	t.Helper()
+	for _, program := range programs {
+		if _, err := exec.LookPath(program); err != nil {
+			Skip(t, err)
+		}
+	}
 }
 
 // Signals returns the signals that ask a program to end. Under nohup, SIGHUP is not among them.

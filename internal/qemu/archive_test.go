@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
 func TestAnArchiveFollowsItsFormat(t *testing.T) {
@@ -32,9 +34,7 @@ func TestAnArchiveFollowsItsFormat(t *testing.T) {
 }
 
 func TestCpioReadsAnArchive(t *testing.T) {
-	if _, err := exec.LookPath("cpio"); err != nil {
-		t.Skip(err)
-	}
+	namespace.Need(t, "cpio")
 	var out bytes.Buffer
 	a := NewArchive(&out)
 	a.File("deep/down/file", []byte("hello"))

@@ -14,6 +14,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/causeway-csi/causeway/internal/prereq"
 )
 
 // Metapackage depends on the newest kernel of this release of Debian. This flavor has drivers for
@@ -76,7 +78,8 @@ func fetchKernel(ctx context.Context, log io.Writer, metapackage, cache, dir str
 	// A fresh container has no lists of packages. Old lists name packages that are no longer on the
 	// servers.
 	if err != nil && os.Geteuid() == 0 {
-		if updated := apt(ctx, "update", "-qq"); updated != nil {
+		// hack/packages may update the lists at the same time.
+		if updated := Command(ctx, "flock", prereq.Lock, "apt-get", "update", "-qq"); updated != nil {
 			return errors.Join(err, updated)
 		}
 		deb, err = download(ctx, log, metapackage, tmp)

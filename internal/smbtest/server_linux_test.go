@@ -14,16 +14,15 @@ import (
 	"time"
 
 	smb2 "github.com/cloudsoda/go-smb2"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
 // list lists a share with smbclient, or returns its output as an error.
 func list(t *testing.T, s *Server, share, password string) string {
 	t.Helper()
-	client, err := exec.LookPath("smbclient")
-	if err != nil {
-		t.Skip("smbclient is not installed")
-	}
-	cmd := exec.Command(client, "-s", "/dev/null", "-p", strconv.Itoa(s.Port), "-U", s.User+"%"+password,
+	namespace.Need(t, "smbclient")
+	cmd := exec.Command("smbclient", "-s", "/dev/null", "-p", strconv.Itoa(s.Port), "-U", s.User+"%"+password,
 		"//127.0.0.1/"+share, "-c", "ls", "-t", "5")
 	out, _ := cmd.CombinedOutput()
 	return string(out)
@@ -33,20 +32,30 @@ func list(t *testing.T, s *Server, share, password string) string {
 // goroutine.
 func TestAServerOutlivesTheThreadOfItsStart(t *testing.T) {
 	if !Installed() {
-		t.Skip("samba is not installed")
+		namespace.Skip(t, "samba is not installed")
 	}
 	dir := t.TempDir()
 	var s *Server
 	var err error
-	onThreadThatEnds(func() { s, err = Start(dir) })
+	mortal := exec.Command("sleep", "infinity") // ends with the thread
+	mortal.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	onThreadThatEnds(func() {
+		if err = mortal.Start(); err == nil {
+			s, err = Start(dir)
+		}
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
+	mortal.Wait()
+	if out := list(t, s, Share, s.Password); !strings.Contains(out, "blocks available") {
+		t.Errorf("after the end of the thread: %s", out)
+	}
 	select {
 	case <-s.ended:
 		t.Error("the server has ended with the thread")
-	case <-time.After(500 * time.Millisecond):
+	default:
 	}
 }
 
@@ -107,7 +116,7 @@ func TestAServer(t *testing.T) {
 // TestAServerThatDoesNotAnswerIsEnded: otherwise it would hold its port and its files.
 func TestAServerThatDoesNotAnswerIsEnded(t *testing.T) {
 	if !Installed() {
-		t.Skip("samba is not installed")
+		namespace.Skip(t, "samba is not installed")
 	}
 	s, err := prepare(t.TempDir(), loopback, nil)
 	if err != nil {

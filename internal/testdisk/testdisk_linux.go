@@ -149,9 +149,7 @@ func Syncfs(t testing.TB, path string) {
 func (f Filesystem) Need(t testing.TB) {
 	t.Helper()
 	NeedLoops(t)
-	if _, err := exec.LookPath("mkfs." + f.Type); err != nil {
-		t.Skip(err)
-	}
+	namespace.Need(t, "mkfs."+f.Type)
 	// The kernel looks up the filesystem, and loads its module, before it finds that there is
 	// nothing to mount.
 	err := unix.Mount(filepath.Join(t.TempDir(), "none"), t.TempDir(), f.Type, 0, "")

@@ -288,7 +288,7 @@ type Attacher interface {
 	// Attach makes the volume usable on o.Node. Attach returns the publish context, which Mount on
 	// that node gets as [Access.PublishContext]. The publish context contains no secret, and a
 	// repeated call returns the same map. For a disk it holds the serial number, by which Mount
-	// finds the disk ([mounter.FindDevice]): the device name of a disk differs between nodes and
+	// finds the disk ([host.FindDevice]): the device name of a disk differs between nodes and
 	// between boots. With o.Access.ReadOnly, Mount returns a read-only mount for this publish
 	// context.
 	//

@@ -42,6 +42,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // Program describes a driver.
@@ -144,7 +145,7 @@ const (
 // process. SIGTERM and SIGINT end the driver after the calls in progress, at the latest after
 // --drain-timeout. A second signal ends the driver at once.
 func Main(p Program) {
-	tasks := [][]helper.Task{mounter.HelperTasks()}
+	tasks := [][]helper.Task{host.HelperTasks()}
 	for _, b := range p.Backends {
 		tasks = append(tasks, b.Helpers)
 	}

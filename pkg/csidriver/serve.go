@@ -23,6 +23,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // gcPercent is the percentage of debug.SetGCPercent. On a node the memory belongs to the pods, and
@@ -116,11 +117,11 @@ func (p *instance) mounter() (mounter.Host, error) {
 	if err := p.checkBackend(); err != nil {
 		return nil, err
 	}
-	if shared, err := mounter.IsShared(p.kubeletDir); err == nil && !shared {
+	if shared, err := host.IsShared(p.kubeletDir); err == nil && !shared {
 		p.log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods do not see "+
 			"them without mountPropagation: Bidirectional", "directory", p.kubeletDir)
 	}
-	return mounter.New(p.kubeletDir, filepath.Join(p.stateDir, "frozen"))
+	return host.New(p.kubeletDir, filepath.Join(p.stateDir, "frozen"))
 }
 
 // drive serves a backend.

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 const (
@@ -240,7 +240,7 @@ func TestTheNodeGetsThePublishContext(t *testing.T) {
 		d.want(codes.OK, stage(v, publish))
 		d.want(codes.FailedPrecondition, v.publish("target", with(publish)))
 		d.want(codes.OK, v.publish("target", with(publish), readOnly))
-		for path, m := range d.mounter.(*mounter.Fake).Mounts() {
+		for path, m := range d.mounter.(*mountertest.Fake).Mounts() {
 			if !m.ReadOnly {
 				t.Errorf("%s is writable: %+v", path, m)
 			}

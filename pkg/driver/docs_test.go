@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // TestTheDocumentedMetricsAreTheMetrics compares docs/reference/metrics.md with the registered
@@ -37,7 +37,7 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 			strings.HasPrefix(name, metricPrefix+"share_") ||
 			name == metricPrefix+"dropped_connections_total" || name == metricPrefix+"build_info"
 	})
-	if mounter.HelperTasks() == nil {
+	if host.HelperTasks() == nil {
 		delete(documented, metricPrefix+"helpers")
 	}
 	d := startDriver(t)

@@ -15,6 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/winetest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 func TestFilesReachAllTargetsOfAVolume(t *testing.T) {
@@ -412,7 +413,7 @@ func TestInlineVolumes(t *testing.T) {
 func TestAnInlineVolumeThatCannotBeMounted(t *testing.T) {
 	fail := errors.New("on demand")
 	d := startDriver(t)
-	fake := d.mounter.(*mounter.Fake)
+	fake := d.mounter.(*mountertest.Fake)
 	inline := func() error {
 		_, err := d.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{
 			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode),
@@ -466,7 +467,7 @@ func TestTheHandleOfAnInlineVolumeIsTheKubelets(t *testing.T) {
 		})
 		d.want(codes.InvalidArgument, err)
 	}
-	if len(d.mounter.(*mounter.Fake).Mounts()) != 0 || exists(d.path("inline")) {
+	if len(d.mounter.(*mountertest.Fake).Mounts()) != 0 || exists(d.path("inline")) {
 		t.Error("something was mounted")
 	}
 }
@@ -527,7 +528,7 @@ func TestStageWithoutARecordMountsNothing(t *testing.T) {
 func TestAFailedStageLeavesNoRecord(t *testing.T) {
 	d := startDriver(t)
 	v := d.create("v", capability(sharedMode))
-	fake := d.mounter.(*mounter.Fake)
+	fake := d.mounter.(*mountertest.Fake)
 	fake.Err = errors.New("on demand")
 	d.want(codes.Internal, v.stage())
 	fake.Err = nil

@@ -13,15 +13,17 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 func TestMain(m *testing.M) {
-	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
-	newFakeWindows = func(dir, state string) (mounter.Host, error) { return mounter.NewFakeWindows(dir, state) }
+	helper.Main(host.HelperTasks(), hostpath.HelperTasks())
+	newFakeWindows = func(dir, state string) (mounter.Host, error) { return mountertest.NewFakeWindows(dir, state) }
 	if err := namespace.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, "tests with real mounts are skipped:", err)
 	} else {
-		realMounter = func(dir string) (mounter.Host, error) { return mounter.New(dir, dir+".frozen") }
+		realMounter = func(dir string) (mounter.Host, error) { return host.New(dir, dir+".frozen") }
 		bindMount = func(from, at string) error { return unix.Mount(from, at, "", unix.MS_BIND, "") }
 	}
 	if users, err := os.ReadFile("/proc/self/uid_map"); err == nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // shareStorage is storage whose volumes are directories of a share. Its server accepts a single
@@ -163,7 +164,7 @@ func TestARepeatedPublishChangesThePassword(t *testing.T) {
 	s, d, v := startWithShares(t)
 	d.want(codes.OK, v.stageWith("first-password"))
 	d.want(codes.OK, v.publish("one", withPassword("first-password")))
-	password := func() string { return d.mounter.(*mounter.Fake).Mounts()[v.staging].Credentials.Password }
+	password := func() string { return d.mounter.(*mountertest.Fake).Mounts()[v.staging].Credentials.Password }
 
 	d.want(codes.OK, v.publish("one", withPassword("too-early"))) // the server does not have it yet
 	if got := v.volumeReasons(); got != "CredentialsNotVerified" || password() != "first-password" {
@@ -192,7 +193,7 @@ func TestARepeatedPublishChangesThePassword(t *testing.T) {
 // process of the driver, until the volume is staged with the new password.
 func TestAPasswordThatTheKernelKeeps(t *testing.T) {
 	s, d, v := startWithShares(t)
-	d.mounter.(*mounter.Fake).Keeps = true
+	d.mounter.(*mountertest.Fake).Keeps = true
 	d.want(codes.OK, v.stageWith("first-password"))
 	d.want(codes.OK, v.publish("one"))
 	d.restart()
@@ -241,7 +242,7 @@ func TestTheGroupOfAVolume(t *testing.T) {
 	}
 	v.capability = group("4242")
 	d.want(codes.OK, v.stageWith("first-password"))
-	if options := d.mounter.(*mounter.Fake).Mounts()[v.staging].Options; !slices.Contains(options, "gid=4242") {
+	if options := d.mounter.(*mountertest.Fake).Mounts()[v.staging].Options; !slices.Contains(options, "gid=4242") {
 		t.Errorf("the options of the mount are %q", options)
 	}
 	d.want(codes.OK, v.publish("one"))

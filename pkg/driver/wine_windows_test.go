@@ -7,6 +7,7 @@ import (
 
 	_ "github.com/causeway-csi/causeway/internal/winetest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 var _ = useWine()
@@ -16,7 +17,7 @@ func useWine() bool {
 	overTCP = true
 	newFakeWindows = func(dir, frozen string) (mounter.Host, error) {
 		// The Host keeps the directory of its records open, which could not be removed with the rest.
-		return mounter.New(dir, filepath.Join(filepath.Dir(dir)+"-records", filepath.Base(frozen)))
+		return host.New(dir, filepath.Join(filepath.Dir(dir)+"-records", filepath.Base(frozen)))
 	}
 	return true
 }

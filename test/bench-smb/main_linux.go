@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/causeway-csi/causeway/internal/qemu"
+	"github.com/causeway-csi/causeway/internal/prereq"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/figures"
 )
@@ -47,8 +47,7 @@ func run(ctx context.Context, o options) (err error) {
 	if o.volumes < 1 || o.callers < 1 || o.copies < 1 {
 		return errors.New("-volumes, -callers and -copies must be at least 1")
 	}
-	if err := qemu.Install(ctx, os.Stderr, []qemu.Program{{Name: "smbd", Package: "samba"},
-		{Name: "ss", Package: "iproute2"}}); err != nil {
+	if err := prereq.Install(ctx, os.Stderr, "smb"); err != nil {
 		return err
 	}
 	dir, err := os.MkdirTemp("", "causeway-benchsmb-")

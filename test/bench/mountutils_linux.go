@@ -12,6 +12,7 @@ import (
 	mountutils "k8s.io/mount-utils"
 
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 	"github.com/causeway-csi/causeway/test/figures"
 )
 
@@ -84,7 +85,7 @@ func newPair(dir string) (*pair, error) {
 		}
 	}
 	var err error
-	p.ours, err = mounter.New(kubelet, filepath.Join(dir, "state"))
+	p.ours, err = host.New(kubelet, filepath.Join(dir, "state"))
 	return p, err
 }
 

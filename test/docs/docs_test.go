@@ -2,11 +2,13 @@
 package docs
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -211,6 +213,54 @@ func TestReadmeIsShort(t *testing.T) {
 	for _, m := range commands {
 		if out, err := exec.Command("make", "-C", root, "-n", m[1]).CombinedOutput(); err != nil {
 			t.Errorf("make %s: %v, %s", m[1], err, out)
+		}
+	}
+}
+
+// TestReadmeTellsTheSize: the numbers of lines on the front page, of the spine and of all packages of
+// this module in the driver for Linux, without tests, are right within a twentieth.
+func TestReadmeTellsTheSize(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := exec.Command("go", "list", "-deps", "-f",
+		`{{with .Module}}{{if .Main}}{{range $.GoFiles}}{{$.Dir}}/{{.}} {{end}}{{end}}{{end}}`, "./cmd/driver")
+	list.Dir, list.Env = root, append(os.Environ(), "GOOS=linux", "GOARCH=amd64")
+	files, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := func(files ...string) (n int) {
+		for _, f := range files {
+			content, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += bytes.Count(content, []byte("\n"))
+		}
+		return n
+	}
+	var spine []string
+	for _, f := range []string{"controller", "node", "validate", "errors", "lock", "server", "interceptors"} {
+		spine = append(spine, filepath.Join(root, "pkg/driver", f+".go"))
+	}
+	spine = append(spine, filepath.Join(root, "pkg/backend/backend.go"), filepath.Join(root, "pkg/mounter/mounter.go"))
+	for _, c := range []struct {
+		pattern string
+		want    int
+	}{
+		{`spine has ([0-9,]+) lines`, lines(spine...)},
+		{`driver for Linux has ([0-9,]+)`, lines(strings.Fields(string(files))...)},
+	} {
+		m := regexp.MustCompile(c.pattern).FindSubmatch(text)
+		if m == nil {
+			t.Errorf("README.md has no %q", c.pattern)
+			continue
+		}
+		got, err := strconv.Atoi(strings.ReplaceAll(string(m[1]), ",", ""))
+		if err != nil || max(got, c.want)-min(got, c.want) > c.want/20 {
+			t.Errorf("README.md: %s: there are %d, %v", m[0], c.want, err)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 
-	"github.com/causeway-csi/causeway/internal/qemu"
+	"github.com/causeway-csi/causeway/internal/prereq"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
@@ -119,7 +119,7 @@ func (r *run) nodesOf(c cluster) provider.Options {
 // build installs and builds the programs of the suite, and has the suite look at the driver files.
 func (r *run) build(ctx context.Context) (err error) {
 	if r.configs[0].cluster.Shares {
-		if err := qemu.Install(ctx, os.Stderr, shares.Needs); err != nil {
+		if err := prereq.Install(ctx, os.Stderr, shares.Packages); err != nil {
 			return err
 		}
 	}

@@ -28,22 +28,6 @@ type machine struct {
 
 // prepare makes all that the guest needs.
 func (m *machine) prepare(ctx context.Context, metapackage string, suites []suite) error {
-	if err := supported(); err != nil {
-		return err
-	}
-	// Where the programs are that make filesystems, and only root's shell looks.
-	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
-		return err
-	}
-	needed := append([]qemu.Program{
-		{Name: qemu.Emulator, Package: "qemu-system-x86"}, {Name: "xz", Package: "xz-utils"},
-	}, programs...)
-	if m.selinux {
-		needed = append(needed, qemu.Program{Name: "checkpolicy", Package: "checkpolicy"})
-	}
-	if err := qemu.Install(ctx, os.Stdout, needed); err != nil {
-		return err
-	}
 	var err error
 	if m.kernel, err = qemu.FindKernel(ctx, os.Stdout, metapackage); err != nil {
 		return err
@@ -146,7 +130,7 @@ func (m *machine) addPolicy(ctx context.Context, a *qemu.Archive, _ []suite) err
 func addPrograms(_ context.Context, a *qemu.Archive, _ []suite) error {
 	added := map[string]bool{}
 	for _, p := range programs {
-		file, err := exec.LookPath(p.Name)
+		file, err := exec.LookPath(p)
 		if err != nil {
 			return err
 		}
@@ -154,7 +138,7 @@ func addPrograms(_ context.Context, a *qemu.Archive, _ []suite) error {
 		if err != nil {
 			return err
 		}
-		a.File("/bin/"+p.Name, content)
+		a.File("/bin/"+p, content)
 		if err := qemu.AddLibraries(a, content, added); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/prereq"
 	"github.com/causeway-csi/causeway/internal/qemu"
 )
 
@@ -55,22 +56,9 @@ var modules = []string{"loop", "xfs", "quota_v2", "btrfs", "virtio_pci", "virtio
 // disks are the devices of QEMU that are disks of the guest. Their serial numbers are their names.
 var disks = []string{"virtio-blk-pci", "nvme", "scsi-hd"}
 
-// programs are the programs that tests run.
-var programs = []qemu.Program{
-	{Name: "blkid", Package: "util-linux"},
-	{Name: "blockdev", Package: "util-linux"},
-	{Name: "losetup", Package: "mount"},
-	{Name: "btrfs", Package: "btrfs-progs"},
-	{Name: "cp", Package: "coreutils"},
-	{Name: "e2fsck", Package: "e2fsprogs"},
-	{Name: "mkfs.btrfs", Package: "btrfs-progs"},
-	{Name: "mkfs.ext4", Package: "e2fsprogs"},
-	{Name: "mkfs.xfs", Package: "xfsprogs"},
-	{Name: "mount", Package: "mount"},
-	{Name: "mount.cifs", Package: "cifs-utils"},
-	{Name: "resize2fs", Package: "e2fsprogs"},
-	{Name: "umount", Package: "mount"},
-}
+// programs are the programs that tests run: hack/packages has their packages.
+var programs = []string{"blkid", "blockdev", "losetup", "btrfs", "cp", "e2fsck", "mkfs.btrfs", "mkfs.ext4", "mkfs.xfs",
+	"mount", "mount.cifs", "resize2fs", "umount"}
 
 // settings are files that programs read, if they are there.
 var settings = []string{"/etc/mke2fs.conf"}
@@ -100,6 +88,16 @@ func run(ctx context.Context, only, kernel string, selinux bool, limit time.Dura
 	})
 	if len(chosen) == 0 {
 		return fmt.Errorf("no suite matches %q", only)
+	}
+	if err := supported(); err != nil {
+		return err
+	}
+	// Where the programs are that make filesystems, and only root's shell looks.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
+		return err
+	}
+	if err := prereq.Install(ctx, os.Stdout, "vm"); err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp("", "causeway-vm-")
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/causeway-csi/causeway/internal/qemu"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 )
 
@@ -19,9 +18,6 @@ const host = "10.0.2.2"
 // serveSMB starts an SMB server and its control for the guest, and returns a function that ends
 // both.
 func (m *machine) serveSMB(ctx context.Context) (stop func(), err error) {
-	if err := qemu.Install(ctx, os.Stdout, []qemu.Program{{Name: "smbd", Package: "samba"}}); err != nil {
-		return nil, err
-	}
 	dir := filepath.Join(m.dir, "smb")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err

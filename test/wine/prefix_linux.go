@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/causeway-csi/causeway/internal/qemu"
+	"github.com/causeway-csi/causeway/internal/prereq"
 )
 
 // prefix is a directory with the state of a Windows machine. It is kept for the next run.
@@ -28,9 +28,8 @@ func openPrefix(ctx context.Context) (*prefix, error) {
 	if runtime.GOARCH != "amd64" {
 		return nil, fmt.Errorf("the tests run Windows programs for amd64, and this machine is an %s", runtime.GOARCH)
 	}
-	packages := []qemu.Program{{Name: "wine", Package: "wine64"}, {Name: "wine", Package: "wine"}}
-	if err := qemu.Install(ctx, os.Stdout, packages); err != nil {
-		return nil, fmt.Errorf("wine is missing, which root on Debian installs: %w", err)
+	if err := prereq.Install(ctx, os.Stdout, "wine"); err != nil {
+		return nil, err
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {

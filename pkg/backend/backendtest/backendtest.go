@@ -17,6 +17,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // MiB is the number of bytes in a mebibyte.
@@ -68,7 +69,7 @@ func Run(t *testing.T, kind Kind, storage func(t *testing.T, images mounter.Imag
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := mounter.NewFake(dir)
+		m := mountertest.NewFake(dir)
 		open := storage(t, m)
 		return &subject{T: t, Backend: open(), open: open, mounter: m, kubelet: dir, kind: kind, access: access}
 	}
@@ -198,7 +199,7 @@ type subject struct {
 	*testing.T
 	backend.Backend
 	open    func() backend.Backend
-	mounter *mounter.Fake
+	mounter *mountertest.Fake
 	kubelet string
 
 	kind   Kind

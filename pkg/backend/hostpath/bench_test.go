@@ -6,10 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // BenchmarkVolume measures calls for a single volume. If TMPDIR is a tmpfs, fsyncs and renames take
@@ -68,7 +67,7 @@ func BenchmarkOpen(b *testing.B) {
 // openForBench opens a backend on an empty root.
 func openForBench(b *testing.B) *Backend {
 	dir := b.TempDir()
-	fake := mounter.NewFake(dir)
+	fake := mountertest.NewFake(dir)
 	cfg := Config{Root: filepath.Join(dir, "root"), Node: "node-1", Seen: filepath.Join(dir, "seen.json"),
 		Release: "test", Init: true,
 		Images: fake}
@@ -86,10 +85,6 @@ func openAgain(b *testing.B, cfg Config) *Backend {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for ready := false; !ready; time.Sleep(time.Millisecond) {
-		if ready, err = storage.Probe(b.Context()); err != nil {
-			b.Fatal(err)
-		}
-	}
+	awaitReady(b, storage)
 	return storage
 }

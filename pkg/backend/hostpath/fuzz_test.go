@@ -16,7 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -165,7 +165,7 @@ func newGarden(f *testing.F) *garden {
 	if err != nil {
 		f.Fatal(err)
 	}
-	fake := mounter.NewFake(dir)
+	fake := mountertest.NewFake(dir)
 	g := &garden{cfg: Config{
 		Root: filepath.Join(dir, "root"), Node: "node-1", Seen: filepath.Join(dir, "seen"), Release: "test", Init: true,
 		Images: fake,
@@ -234,15 +234,8 @@ func (g *garden) open(t testing.TB) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for {
-		if ready, err := b.Probe(context.Background()); err != nil {
-			b.Close()
-			t.Fatalf("the root is not served: %v", err)
-		} else if ready {
-			return b
-		}
-		time.Sleep(100 * time.Microsecond)
-	}
+	awaitReady(t, b)
+	return b
 }
 
 // plant puts a record into a directory of the root, beside data for each kind, and returns all

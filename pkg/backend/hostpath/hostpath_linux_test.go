@@ -11,19 +11,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // noNamespace is the reason why tests that mount cannot run, or nil.
 var noNamespace error
 
 func TestMain(m *testing.M) {
-	helper.Main(mounter.HelperTasks(), HelperTasks())
+	helper.Main(host.HelperTasks(), HelperTasks())
 	hang.Main()
 	noNamespace = namespace.Enter()
 	os.Exit(m.Run())
@@ -259,7 +260,7 @@ func TestDeleteRejectsAMountedVolume(t *testing.T) {
 	if err := os.Mkdir(kubelet, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	m, err := mounter.New(kubelet, kubelet+".frozen")
+	m, err := host.New(kubelet, kubelet+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +280,7 @@ func TestDeleteRejectsAMountedVolume(t *testing.T) {
 		t.Errorf("Delete = %v, want ErrInUse with the path", err)
 	}
 	b.Close() // a new driver, without a record of the mount
-	m, err = mounter.New(kubelet, kubelet+".frozen")
+	m, err = host.New(kubelet, kubelet+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +340,7 @@ func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {
 
 func TestMountedEntriesOfTheTrashAreNotRemoved(t *testing.T) {
 	w := newDisk(t, "size=4m")
-	host, err := mounter.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
+	host, err := host.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -366,11 +367,11 @@ func TestMountedEntriesOfTheTrashAreNotRemoved(t *testing.T) {
 	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("stuck", func() bool { return b.count.stuck.Load() != nil })
+	await.True(w.T, "an entry of the trash is stuck", func() bool { return b.count.stuck.Load() != nil })
 	if other := w.create(b, "other"); b.Delete(context.Background(), other.ID, nil) != nil {
 		t.Error("another volume cannot be deleted")
 	}
-	w.eventually("emptied except for an entry", func() bool { return len(w.names(trashDir)) == 1 })
+	await.True(w.T, "the trash has one entry", func() bool { return len(w.names(trashDir)) == 1 })
 	if _, err := os.Stat(filepath.Join(target, "f")); err != nil {
 		t.Errorf("a file in use: %v", err)
 	}
@@ -396,14 +397,14 @@ func TestAnImmutableFileIsReportedAsTrashStuck(t *testing.T) {
 	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("stuck", func() bool { return b.count.stuck.Load() != nil })
+	await.True(w.T, "an entry of the trash is stuck", func() bool { return b.count.stuck.Load() != nil })
 	if why := *b.count.stuck.Load(); !strings.Contains(why, unix.EPERM.Error()) {
 		t.Errorf("the trash is stuck: %s, want %v", why, unix.EPERM)
 	}
 	unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, 0)
 	b.wakeTrash()
 	w.emptied()
-	w.eventually("well", func() bool { return b.count.stuck.Load() == nil })
+	await.True(w.T, "no entry is stuck", func() bool { return b.count.stuck.Load() == nil })
 }
 
 func TestDeepTreesAreRemoved(t *testing.T) {

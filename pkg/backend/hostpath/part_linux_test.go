@@ -13,10 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -37,7 +39,7 @@ func newNode(t *testing.T, name string) *node {
 		t.Fatal(err)
 	}
 	var err error
-	if n.mounter, err = mounter.New(n.kubelet, n.kubelet+".frozen"); err != nil {
+	if n.mounter, err = host.New(n.kubelet, n.kubelet+".frozen"); err != nil {
 		t.Fatal(err)
 	}
 	uses(n.mounter)(&w.cfg)
@@ -212,7 +214,7 @@ func TestPartsOnTwoNodesShareAPointInTime(t *testing.T) {
 	var before []uint64
 	for i := range 8 {
 		start := last.Load()
-		nodes[0].eventually("written to", func() bool { return last.Load() > start })
+		await.True(nodes[0].T, "the image is written to", func() bool { return last.Load() > start })
 		before = append(before, last.Load())
 		groups = append(groups, partsOf(t, fmt.Sprint("g", i), nodes, ids))
 		slices.Reverse(nodes)
@@ -253,7 +255,7 @@ func TestAPartFailsWhenTheCallerAnswersTooLate(t *testing.T) {
 	n.Backend.cfg.Images = changed{Images: images,
 		freeze: func(ctx context.Context, tenant string, paths []string, _ time.Duration,
 			cut func(context.Context) error) error {
-			return images.Freeze(ctx, tenant, paths, 500*time.Millisecond, cut)
+			return images.Freeze(ctx, tenant, paths, time.Second, cut)
 		}}
 	id, file := n.disk("v")
 	var last atomic.Uint64
@@ -268,7 +270,7 @@ func TestAPartFailsWhenTheCallerAnswersTooLate(t *testing.T) {
 		"nil after the thaw": {func(ctx context.Context) error {
 			<-ctx.Done()
 			start := last.Load() // and the caller returns only after further writes
-			n.eventually("written to", func() bool { return last.Load() > start+1 })
+			await.True(n.T, "the image is written to", func() bool { return last.Load() > start+1 })
 			return nil
 		}, mounter.ErrThawed},
 	} {

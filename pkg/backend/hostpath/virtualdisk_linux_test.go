@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // TestAVirtualDiskIsNotReservedBesideItsSpace: it has all of its space on the disk from its start,
@@ -12,7 +12,7 @@ import (
 func TestAVirtualDiskIsNotReservedBesideItsSpace(t *testing.T) {
 	const mib = 1 << 20
 	w := newWorld(t)
-	host, err := mounter.NewFakeWindows(t.TempDir(), t.TempDir())
+	host, err := mountertest.NewFakeWindows(t.TempDir(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // virtualDisks are Images as Windows has them: the name of an image has an extension, the size of
@@ -118,9 +119,9 @@ func TestVirtualDisksKeepTheContract(t *testing.T) {
 }
 
 // virtualDisk makes a world, and in it the volume v with a virtual disk.
-func virtualDisk(t *testing.T) (w *world, b *Backend, v backend.Volume, fake *mounter.Fake) {
+func virtualDisk(t *testing.T) (w *world, b *Backend, v backend.Volume, fake *mountertest.Fake) {
 	w = newWorld(t)
-	fake = w.cfg.Images.(*mounter.Fake)
+	fake = w.cfg.Images.(*mountertest.Fake)
 	withVirtualDisks(&w.cfg)
 	b = w.open()
 	v, err := b.Create(t.Context(), imageOptions("v", nil, nil))
@@ -131,7 +132,7 @@ func virtualDisk(t *testing.T) (w *world, b *Backend, v backend.Volume, fake *mo
 }
 
 // attach mounts the volume v.
-func (w *world) attach(b *Backend, fake *mounter.Fake, v backend.Volume) (path string) {
+func (w *world) attach(b *Backend, fake *mountertest.Fake, v backend.Volume) (path string) {
 	w.Helper()
 	m, err := b.Mount(w.Context(), v.ID, backend.Access{})
 	if err != nil {

@@ -26,6 +26,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // node is a driver in the guest of make test-vm, whose kernel mounts shares.
@@ -55,7 +56,7 @@ func TestNode(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := newKubelet(t)
-			host, err := mounter.New(dir, dir+".frozen")
+			host, err := host.New(dir, dir+".frozen")
 			if err != nil {
 				t.Fatal(err)
 			}

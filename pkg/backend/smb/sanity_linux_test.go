@@ -27,6 +27,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // notShares are the reasons for which csi-sanity may skip specs. Each must occur.
@@ -181,7 +183,7 @@ func (m *machine) hasNoSecrets(secrets ...string) {
 
 // onPort445 is a Windows node whose server has another port, to which Windows does not connect.
 type onPort445 struct {
-	*mounter.FakeWindows
+	*mountertest.FakeWindows
 	port string
 }
 
@@ -202,7 +204,7 @@ func (p onPort445) Mounted(ctx context.Context, m mounter.Mount, path string) (b
 // volumes is in its mounts.
 func (w *world) newWindowsMounter(dir string) mounter.Mounter {
 	w.Helper()
-	host, err := mounter.NewFakeWindows(dir, w.TempDir())
+	host, err := mountertest.NewFakeWindows(dir, w.TempDir())
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -267,7 +269,7 @@ func TestSanity(t *testing.T) {
 	dir := newKubelet(t)
 	if server := smbtest.FromEnvironment(); server != nil {
 		w := newRemoteWorld(t, server, "sanity")
-		host, err := mounter.New(dir, dir+".frozen")
+		host, err := host.New(dir, dir+".frozen")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -276,7 +278,7 @@ func TestSanity(t *testing.T) {
 	} else {
 		s := smbtest.Serve(t)
 		w := newWorld(t, s, smbtest.Share)
-		checks = append(checks, w.sanity("shares, fake mounter", dir, mounter.NewFake(dir)))
+		checks = append(checks, w.sanity("shares, fake mounter", dir, mountertest.NewFake(dir)))
 		w, dir = newWorld(t, s, smbtest.Share), newKubelet(t)
 		checks = append(checks, w.sanity("shares, links of Windows", dir, w.newWindowsMounter(dir)))
 	}

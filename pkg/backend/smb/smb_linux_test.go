@@ -12,6 +12,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // world is a private server with a directory for the volumes of a test, and a file of shares that
@@ -29,7 +30,7 @@ type world struct {
 }
 
 func TestMain(m *testing.M) {
-	mounter.Main()
+	host.Main()
 	// They wait for most of their time. flag.Set would make Ginkgo refuse csi-sanity.
 	if err := flag.Lookup("test.parallel").Value.Set("8"); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -21,7 +21,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
 	"github.com/causeway-csi/causeway/pkg/driver"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // Driver is pkg/driver with storage in memory, which has every optional interface of a backend,
@@ -117,7 +117,7 @@ func (d *Driver) Serve() error {
 		}
 	}
 	served, err := driver.New(driver.Config{
-		Name: d.Name, Release: "test", Node: "node-1", Backend: d.Storage, Mounter: mounter.NewFake(filepath.Join(d.dir,
+		Name: d.Name, Release: "test", Node: "node-1", Backend: d.Storage, Mounter: mountertest.NewFake(filepath.Join(d.dir,
 			"data")),
 		StateDir: filepath.Join(d.dir, "state"), Log: slog.New(slog.NewTextHandler(io.Discard,
 			nil)), Registry: prometheus.NewRegistry(),

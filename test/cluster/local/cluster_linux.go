@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/flock"
+	"github.com/causeway-csi/causeway/internal/prereq"
 	"github.com/causeway-csi/causeway/test/cluster/components"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
@@ -62,6 +63,9 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	}
 	if c.lent {
 		return c.borrow(ctx, o)
+	}
+	if err := prereq.Install(ctx, o.Log, "cluster"); err != nil {
+		return err
 	}
 	if !exists(c.up()) {
 		// Steps that take minutes the first time come before the lock; below it their results
@@ -134,18 +138,6 @@ func supported(o provider.Options) error {
 	}
 	if _, err := hierarchies(); err != nil {
 		return err
-	}
-	var missing []string
-	for tool, pkg := range map[string]string{
-		"ip": "iproute2", "runc": "runc", "nft": "nftables", "nsenter": "util-linux", "mkfs.xfs": "xfsprogs",
-		"mount": "mount", "conntrack": "conntrack",
-	} {
-		if _, err := exec.LookPath(tool); err != nil {
-			missing = append(missing, fmt.Sprintf("%s (Debian: %s)", tool, pkg))
-		}
-	}
-	if len(missing) > 0 {
-		return errors.New("a local cluster needs programs that are not here: " + strings.Join(missing, ", "))
 	}
 	return nil
 }

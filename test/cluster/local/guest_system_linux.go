@@ -13,17 +13,12 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/prereq"
 	"github.com/causeway-csi/causeway/internal/qemu"
 )
 
 // kernels are the kernels of guests by their versions.
 var kernels = map[string]string{"6.1": qemu.Metapackage, "6.12": qemu.Newer}
-
-// guestNeeds are the programs of this machine that guests need, beside those of ordinary nodes.
-var guestNeeds = []qemu.Program{
-	{Name: qemu.Emulator, Package: "qemu-system-x86"}, {Name: "depmod", Package: "kmod"},
-	{Name: "mkfs.ext4", Package: "e2fsprogs"}, {Name: "xz", Package: "xz-utils"},
-}
 
 // guestPrograms are the programs of this machine that are in a guest, beside busybox.
 var guestPrograms = []string{"bash", "blkid", "conntrack", "findmnt", "ip", "kmod", "losetup", "mount", "mountpoint",
@@ -61,7 +56,7 @@ func (c *Cluster) prepareGuests(ctx context.Context, log io.Writer, s spec) erro
 	if len(s.Guests) == 0 {
 		return nil
 	}
-	if err := qemu.Install(ctx, log, guestNeeds); err != nil {
+	if err := prereq.Install(ctx, log, "guests"); err != nil {
 		return err
 	}
 	for _, n := range s.nodes() {

@@ -3,7 +3,6 @@ package outages
 import (
 	"testing"
 
-	"github.com/causeway-csi/causeway/internal/qemu"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/local"
@@ -23,7 +22,7 @@ func TestMain(m *testing.M) {
 	livetest.Main(m, livetest.Tests{
 		Name: "outages", Options: provider.Options{Nodes: 1, Guests: []string{"6.1", "6.12"}},
 		// jq is a program of the script that moves volumes from csi-driver-smb.
-		Needs: append([]qemu.Program{{Name: "jq", Package: "jq"}}, shares.Needs...),
+		Needs: []string{"outages", shares.Packages},
 		Enter: func(c *local.Cluster, k kubectl.Kubectl, nodes []local.Node) {
 			cluster, kube = c, k
 			for _, n := range nodes {

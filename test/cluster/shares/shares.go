@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/causeway-csi/causeway/internal/qemu"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
@@ -29,8 +28,8 @@ const (
 	NodesSecret      = "smb-nodes"
 )
 
-// Needs are the programs of Serve.
-var Needs = []qemu.Program{{Name: "smbd", Package: "samba"}}
+// Packages is the group of hack/packages with the programs of Serve.
+const Packages = "smb"
 
 // Serve starts an SMB server that the nodes and pods of a cluster reach, with its files in dir,
 // which must not exist.

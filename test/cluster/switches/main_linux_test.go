@@ -5,7 +5,6 @@ import (
 	"os"
 	"testing"
 
-	"github.com/causeway-csi/causeway/internal/qemu"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
@@ -44,8 +43,7 @@ const values = `hostpath:
 func TestMain(m *testing.M) {
 	livetest.Main(m, livetest.Tests{
 		Name: "switches", Options: provider.Options{Nodes: 2},
-		Needs: []qemu.Program{{Name: "gcc", Package: "gcc"}, {Name: "gcc", Package: "libc6-dev"},
-			{Name: "pkg-config", Package: "pkg-config"}, {Name: "pkg-config", Package: "libseccomp-dev"}}, // for runc
+		Needs: []string{"runc"}, // to compile it
 		Furnish: func(ctx context.Context, c *local.Cluster, k kubectl.Kubectl, kept bool) error {
 			if _, err := k.Run(ctx, "get", "storageclass", "growing"); err == nil && kept {
 				return nil

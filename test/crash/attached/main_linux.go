@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 func main() {
@@ -16,7 +17,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "trace:", trace(os.Args[2:]))
 		os.Exit(1)
 	}
-	mounter.Main()
+	host.Main()
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "attached:", err)
 		os.Exit(1)
@@ -32,7 +33,7 @@ func run(args []string) error {
 	}
 	path := args[3]
 	m := mounter.Mount{Kind: mounter.BlockDevice, Source: args[4], FSType: args[5], Serial: args[6]}
-	h, err := mounter.New(args[1], args[2])
+	h, err := host.New(args[1], args[2])
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -44,7 +44,7 @@ func run(root, dir, done string) error {
 	if err != nil {
 		return err
 	}
-	m := mounter.NewFake(dir)
+	m := mountertest.NewFake(dir)
 	b, err := hostpath.New(hostpath.Config{
 		Root: root, Node: node, Seen: filepath.Join(dir, "seen"), Release: "test", Init: true,
 		Images: m,

@@ -423,9 +423,7 @@ func TestTwoDisksWithTheSameAddresses(t *testing.T) {
 
 // TestBlocksThatAreMovedMeanwhile: the filesystem moves blocks during Delta.
 func TestBlocksThatAreMovedMeanwhile(t *testing.T) {
-	if _, err := exec.LookPath("btrfs"); err != nil {
-		t.Skip(err)
-	}
+	namespace.Need(t, "btrfs")
 	f := filesystem{"btrfs", "btrfs", 512 << 20, nil, "", true}
 	dir := f.mount(t)
 	v := newVolume(t, dir, true, 0)
@@ -468,9 +466,7 @@ func TestBlocksThatAreMovedMeanwhile(t *testing.T) {
 
 // TestMovingExtentsOnXFSChangesTheirNumber: Delta relies on that.
 func TestMovingExtentsOnXFSChangesTheirNumber(t *testing.T) {
-	if _, err := exec.LookPath("xfs_fsr"); err != nil {
-		t.Skip(err)
-	}
+	namespace.Need(t, "xfs_fsr")
 	v := newVolume(t, filesystems[0].mount(t), true, 0)
 	const blocks = 200
 	// backwards, with a sync each time: otherwise the file would have a single extent

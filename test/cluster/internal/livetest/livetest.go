@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/causeway-csi/causeway/internal/qemu"
+	"github.com/causeway-csi/causeway/internal/prereq"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/process"
@@ -26,9 +26,9 @@ import (
 type Tests struct {
 	Name    string // the cluster's, which no other tests have
 	Options provider.Options
-	// Needs are programs of the tests, beside those of the cluster: their packages are installed
-	// before the cluster starts.
-	Needs []qemu.Program
+	// Needs are groups of hack/packages with programs of the tests, beside those of the cluster. They
+	// are installed before the cluster starts.
+	Needs []string
 	// Furnish puts into the cluster the objects that all tests need. kept means that the cluster
 	// has them already.
 	Furnish func(ctx context.Context, c *local.Cluster, k kubectl.Kubectl, kept bool) error
@@ -75,7 +75,7 @@ func (t Tests) outside(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := qemu.Install(ctx, os.Stderr, t.Needs); err != nil {
+	if err := prereq.Install(ctx, os.Stderr, t.Needs...); err != nil {
 		return err
 	}
 	if !*keep { // a cluster that an earlier run has kept may have another driver

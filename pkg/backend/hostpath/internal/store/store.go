@@ -27,7 +27,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/dacl"
-	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // Directories of the root.
@@ -112,7 +112,7 @@ func Open(cfg Config) (_ *Store, err error) {
 	}
 	// If the owner of the filesystem is unknown, the store counts as one of several users: the
 	// available space is then too low, never too high.
-	s.whole, err = mounter.IsFilesystem(cfg.Root)
+	s.whole, err = host.IsFilesystem(cfg.Root)
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, err
 	}

@@ -1,0 +1,133 @@
+//go:build unix
+
+// Command gate runs the suites of CI in two lanes, as .ci/run does. A suite that fails interrupts the
+// other lane. The end of the output is a summary with the duration of each suite. At the limit of
+// CAUSEWAY_CI_SECONDS, the running suites are interrupted, and the program fails.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// standardLimit is less than the time after which CI ends a run without its output.
+const standardLimit = 5100
+
+func main() {
+	// SIGPIPE: otherwise this program would end before its suites if nothing reads its output.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	err := run(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gate:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	limit, err := parseLimit(os.Getenv("CAUSEWAY_CI_SECONDS"))
+	if err != nil {
+		return err
+	}
+	lanes, left, err := thisMachine().plan()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "causeway-gate-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	g := &gate{out: os.Stdout, dir: dir, limit: time.After(limit), grace: time.Minute}
+	start := time.Now()
+	results, err := g.run(ctx, lanes)
+	if err == nil {
+		err = unchanged(ctx)
+	}
+	for _, l := range left {
+		g.print("\n== left out: %s", l)
+	}
+	g.summary(results, time.Since(start), err)
+	return err
+}
+
+// parseLimit parses a number of seconds.
+func parseLimit(text string) (time.Duration, error) {
+	if text == "" {
+		return standardLimit * time.Second, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("invalid CAUSEWAY_CI_SECONDS %q: must be a number of seconds", text)
+	}
+	return time.Duration(n) * time.Second, nil
+}
+
+// unchanged returns an error if the suites have changed the sources.
+func unchanged(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, "git", "status", "--porcelain").CombinedOutput()
+	if err != nil || len(bytes.TrimSpace(out)) > 0 {
+		return errors.Join(err, fmt.Errorf("the suites have changed the sources: %s", out))
+	}
+	return nil
+}
+
+// machine has the properties of a machine that decide which suites run.
+type machine struct {
+	root       bool
+	groupsOne  bool // control groups of version 1
+	debian     bool // for amd64
+	noClusters bool // CAUSEWAY_NO_CLUSTER is set
+}
+
+func thisMachine() machine {
+	release, _ := os.ReadFile("/etc/os-release") // missing: not Debian
+	_, err := os.Stat("/sys/fs/cgroup/memory")
+	return machine{root: os.Geteuid() == 0, groupsOne: err == nil, noClusters: os.Getenv("CAUSEWAY_NO_CLUSTER") != "",
+		debian: runtime.GOARCH == "amd64" && strings.Contains("\n"+string(release), "\nID=debian\n")}
+}
+
+// plan returns the steps of the two lanes, and the suites that this machine cannot run. The first
+// lane computes. The suites of the second lane wait, for emulators and for events in clusters.
+func (m machine) plan() (lanes [][]step, left []string, err error) {
+	compute := targets("test", "test-sidecars", "test-copy", "test-images", "demo", "lint", "vet", "race-smoke", "test-plugin",
+		"test-rules", "test-release", "docs", "fuzz FUZZTIME=2s")
+	compute = append(compute, step{"./hack/without-containercopy"})
+	var wait []step
+	if m.debian {
+		wait = targets("test-vm", "test-wine")
+	} else {
+		left = append(left, "make test-vm and make test-wine need Debian's packages for amd64")
+	}
+	switch {
+	case m.noClusters:
+		compute = append(compute, targets("own-driver")...)
+		left = append(left, "the clusters: CAUSEWAY_NO_CLUSTER is set")
+	case m.root && m.groupsOne:
+		wait = append(wait, targets("cluster-demo", "quickstart", "copy-cluster", "e2e", "attached-cluster",
+			"own-driver-cluster", "test-cluster")...)
+	default:
+		return nil, nil, errors.New("a cluster on this machine needs root and control groups of version 1; " +
+			"to leave it out, set CAUSEWAY_NO_CLUSTER=1")
+	}
+	return [][]step{compute, wait}, left, nil
+}
+
+// targets returns a step for each target of the Makefile.
+func targets(names ...string) []step {
+	var all []step
+	for _, name := range names {
+		all = append(all, append(step{"make"}, strings.Fields(name)...))
+	}
+	return all
+}
