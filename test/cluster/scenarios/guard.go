@@ -54,8 +54,18 @@ func newGuard(ctx context.Context, c *local.Cluster) (running, error) {
 	}); err != nil {
 		return g, err
 	}
-	g.before, err = g.objects(ctx)
-	return g, err
+	for { // until a look finds the same objects as the look before
+		now, err := g.objects(ctx)
+		if err != nil || slices.Equal(now, g.before) {
+			return g, err
+		}
+		g.before = now
+		select {
+		case <-ctx.Done():
+			return g, context.Cause(ctx)
+		case <-time.After(2 * time.Second):
+		}
+	}
 }
 
 // end ends the cluster, and verifies that nothing of it is left on the machine.
