@@ -3,6 +3,7 @@
 package chart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,19 +155,31 @@ func Files(ctx context.Context, bin string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	rendered := map[string][]Object{}
 	for _, c := range configurations {
-		objects, err := Render(ctx, bin, c.Args...)
-		if err != nil {
+		if rendered[c.Name], err = Render(ctx, bin, c.Args...); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.Name, err)
 		}
-		var text strings.Builder
-		for _, o := range objects {
-			fmt.Fprintf(&text, "---\n# %s\n%s", o.Source, secret.ReplaceAllString(o.Text, "$1: …"))
+		for i, o := range rendered[c.Name] {
+			rendered[c.Name][i].Text = secret.ReplaceAllString(o.Text, "$1: …")
 		}
-		all["test/cluster/chart/testdata/"+c.Name+".yaml"] = text.String()
+	}
+	for name, objects := range rendered {
+		if name == whole {
+			all[rendering(name+".yaml")] = full(objects)
+			continue
+		}
+		base := cmp.Or(bases[name], whole)
+		if rendered[base] == nil {
+			return nil, fmt.Errorf("%s differs from %s, which is not in charts/causeway/ci", name, base)
+		}
+		all[rendering(name+".diff")] = difference(base, rendered[base], objects)
 	}
 	return all, nil
 }
+
+// rendering returns the path in the sources of a file of a configuration.
+func rendering(file string) string { return "test/cluster/chart/testdata/" + file }
 
 // secret matches the random parts of rendered certificates.
 var secret = regexp.MustCompile(`(?m)^(  (?:ca\.crt|tls\.crt|tls\.key)): .*$`)
