@@ -49,7 +49,7 @@ SCENARIOS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test test-bare race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images clusters test-cluster test-chart-cluster test-node-faults test-rules test-faults test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test test-bare race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images clusters test-cluster test-local-cluster test-chart-cluster test-node-faults test-rules test-faults test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -120,6 +120,10 @@ test-cluster: ## cause the documented failures on a cluster on this machine, and
 	$(NEED) cluster guests
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
+test-local-cluster: ## test the program of the cluster on this machine: starts that are killed, nodes without power, guests; root, Debian
+	$(NEED) cluster guests
+	$(GO) -C test/cluster run ./build
+	$(GO) -C test/cluster test -count=1 -timeout 40m ./local
 test-chart-cluster: ## upgrade, roll back and uninstall the chart on a cluster on this machine while pods write; root, Debian
 	$(NEED) cluster
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./chart/live
