@@ -7,6 +7,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -223,6 +224,41 @@ func TestEachStepIsATarget(t *testing.T) {
 			if s[0] == "make" && !strings.Contains(string(makefile), "\n"+s[1]+": ## ") {
 				t.Errorf("%s: the Makefile has no such target", s)
 			}
+		}
+	}
+}
+
+// TestContributingHasTheSteps: the page names the steps of each lane, and the suites outside of them
+// are targets.
+func TestContributingHasTheSteps(t *testing.T) {
+	page, err := os.ReadFile("../../CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lanes, _, err := machine{root: true, groupsOne: true, debian: true}.plan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "first lane computes:")
+	first, text, _ := strings.Cut(text, "second lane waits")
+	second, _, _ := strings.Cut(text, "A failure interrupts")
+	name := regexp.MustCompile("`([^`]+)`")
+	for i, part := range []string{first, second} {
+		var named, run []string
+		for _, m := range name.FindAllStringSubmatch(part, -1) {
+			named = append(named, m[1])
+		}
+		for _, s := range lanes[i] {
+			if s[0] == "make" {
+				run = append(run, s[1])
+			} else {
+				run = append(run, strings.TrimPrefix(s[0], "./"))
+			}
+		}
+		slices.Sort(named)
+		slices.Sort(run)
+		if !slices.Equal(named, run) {
+			t.Errorf("CONTRIBUTING.md names in lane %d %q, the gate runs %q", i+1, named, run)
 		}
 	}
 }
