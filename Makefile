@@ -46,10 +46,12 @@ OUT = bin/release/$(VERSION)
 RELEASE_FLAGS =
 # The time of each fuzz target.
 FUZZTIME = 5s
+# More flags of test/cluster/scenarios.
+SCENARIOS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test test-root-module test-sidecars-module test-bare race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images test-cluster test-rules test-faults test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test test-root-module test-sidecars-module test-bare race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images clusters test-local-cluster test-cluster test-chart-cluster test-node-faults test-rules test-faults test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -117,10 +119,23 @@ bench-copy: ## compare kubectl copy with kubectl cp in a cluster on this machine
 test-images: ## build the images for this machine and run their programs; root, or an ordinary user's namespaces
 	$(NEED) images cluster
 	$(GO) -C deploy/images test -count=1 ./...
+clusters: ## run cluster-demo, quickstart, attached-cluster, own-driver-cluster, e2e, test-chart-cluster, test-node-faults and copy-cluster in one cluster on this machine (SCENARIOS=--only=demo,e2e); root, Debian
+	$(NEED) cluster pages
+	@$(GO) -C test/cluster run ./scenarios $(SCENARIOS)
+test-local-cluster: ## run the tests of the provider of local clusters, with guests; root, Debian
+	$(NEED) cluster guests
+	$(GO) -C test/cluster run ./build
+	$(GO) -C test/cluster test -count=1 -timeout 40m ./local
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
 	$(NEED) cluster guests
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
+test-chart-cluster: ## upgrade, roll back and uninstall the chart on a cluster on this machine while pods write; root, Debian
+	$(NEED) cluster
+	$(GO) -C test/cluster test -count=1 -timeout 40m ./chart/live
+test-node-faults: ## cause the documented failures of nodes and drivers on a cluster on this machine; root, Debian
+	$(NEED) cluster
+	$(GO) -C test/cluster test -count=1 -timeout 40m ./faults
 test-rules: ## test the rules and the queries of the dashboards with promtool, which is built once, and that each row of the troubleshooting page has a fault (3 minutes)
 	$(NEED) test cluster
 	$(GO) -C test/cluster test -count=1 -timeout 20m ./monitoring

@@ -1,7 +1,8 @@
 package main
 
 import (
-	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -12,12 +13,13 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
@@ -47,13 +49,11 @@ const driverEnv = "CAUSEWAY_TEST_DRIVER"
 // binDir is the directory of the driver program, once it is built.
 var binDir string
 
-var buildOnce = sync.OnceValues(func() (out []byte, err error) {
+var buildOnce = sync.OnceValue(func() (err error) {
 	if binDir, err = os.MkdirTemp("", "bin"); err != nil {
-		return nil, err
+		return err
 	}
-	cmd := exec.Command("go", "build", "-o", filepath.Join(binDir, "driver"), ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as in an image
-	return cmd.CombinedOutput()
+	return gobuild.Program{Package: gobuild.Driver}.Copy(context.Background(), filepath.Join(binDir, "driver"))
 })
 
 // process is a driver process, as an operator starts it.
@@ -82,8 +82,8 @@ func build(t *testing.T) string {
 	if smbtest.FromEnvironment() != nil { // a guest has no compiler
 		return os.Args[0]
 	}
-	if out, err := buildOnce(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	if err := buildOnce(); err != nil {
+		t.Fatal(err)
 	}
 	return filepath.Join(binDir, "driver")
 }
@@ -116,13 +116,8 @@ func start(t *testing.T, bin, dir string, args ...string) *process {
 // ended waits for the process to end and returns its exit code.
 func (p *process) ended() int {
 	p.Helper()
-	select {
-	case <-p.done:
-		return p.cmd.ProcessState.ExitCode()
-	case <-time.After(30 * time.Second):
-		p.Fatal("the driver does not end")
-		return 0
-	}
+	await.Receive(p.T, "the driver has ended", p.done)
+	return p.cmd.ProcessState.ExitCode()
 }
 
 // probe waits until the driver answers, and reports whether it is ready.
@@ -134,15 +129,38 @@ func (p *process) probe() (bool, error) {
 		p.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	for {
-		resp, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
-		if err != nil || resp.GetReady().GetValue() {
-			return resp.GetReady().GetValue(), err
+	ctx := await.Context(p.T)
+	var ready bool
+	await.True(p.T, "the driver is ready, or has an error", func() bool {
+		var resp *csi.ProbeResponse
+		resp, err = csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		ready = resp.GetReady().GetValue()
+		return err != nil || ready
+	})
+	return ready, err
+}
+
+// awaitReady waits until the driver is ready.
+func (p *process) awaitReady(event string) {
+	p.Helper()
+	await.NoError(p.T, event, func() error {
+		ready, err := p.probe()
+		if err == nil && ready {
+			return nil
 		}
-		time.Sleep(time.Millisecond)
-	}
+		return errors.Join(err, errors.New(p.said()))
+	})
+}
+
+// awaitError waits until the driver reports why it is not ready.
+func (p *process) awaitError(words string) {
+	p.Helper()
+	await.NoError(p.T, "an error names "+words, func() error {
+		if _, err := p.probe(); err == nil || !strings.Contains(err.Error(), words) {
+			return fmt.Errorf("the error is %v", err)
+		}
+		return nil
+	})
 }
 
 func newDir(t *testing.T) string {
@@ -207,14 +225,13 @@ func TestAStalledProcessIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := start(t, bin, dir)
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		if after, err := os.Lstat(socket); err == nil && !os.SameFile(before, after) {
-			break
+	await.NoError(t, "the socket is replaced", func() error {
+		after, err := os.Lstat(socket)
+		if err == nil && os.SameFile(before, after) {
+			err = errors.New(second.said())
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the socket is not replaced: %s", second.said())
-		}
-	}
+		return err
+	})
 	if ready, err := second.probe(); ready || err == nil ||
 		!strings.Contains(err.Error(), "another process serves it") {
 		t.Errorf("while the first process has the root: Probe = %v, %v", ready, err)
@@ -228,14 +245,7 @@ func TestAStalledProcessIsReplaced(t *testing.T) {
 	if _, err := os.Lstat(socket); err != nil {
 		t.Errorf("the first process removed the second one's socket: %v", err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		if ready, _ := second.probe(); ready {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the second process does not serve the root: %s", second.said())
-		}
-	}
+	second.awaitReady("the second process serves the root")
 }
 
 func TestTheProcessServesMetrics(t *testing.T) {
@@ -287,14 +297,7 @@ func TestAnInvalidFlagChangesNothing(t *testing.T) {
 func TestTheFirstStartNeedsInitRoot(t *testing.T) {
 	bin, dir := build(t), newDir(t)
 	p := start(t, bin, dir, "--init-root=false")
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		if _, err := p.probe(); err != nil && strings.Contains(err.Error(), "--init-root") {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the log does not name --init-root")
-		}
-	}
+	p.awaitError("--init-root")
 	if entries, err := os.ReadDir(filepath.Join(dir, "root")); err != nil || len(entries) != 0 {
 		t.Errorf("the root holds %v, %v", entries, err)
 	}
@@ -306,25 +309,11 @@ func TestTheDriverWaitsForAMissingRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := start(t, bin, dir)
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		if _, err := p.probe(); err != nil && strings.Contains(err.Error(), "the root must exist") {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the log does not report that the root is missing")
-		}
-	}
+	p.awaitError("the root must exist")
 	if err := os.Mkdir(filepath.Join(dir, "root"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		if ready, _ := p.probe(); ready {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the driver does not serve the root that was mounted later")
-		}
-	}
+	p.awaitReady("the driver serves a root that was mounted later")
 	p.cmd.Process.Signal(syscall.SIGTERM)
 	if code := p.ended(); code != 0 {
 		t.Errorf("exit %d", code)

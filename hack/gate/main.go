@@ -114,8 +114,7 @@ func (m machine) plan() (lanes [][]step, left []string, err error) {
 		compute = append(compute, targets("own-driver")...)
 		left = append(left, "the clusters: CAUSEWAY_NO_CLUSTER is set")
 	case m.root && m.groupsOne:
-		wait = append(wait, targets("cluster-demo", "quickstart", "copy-cluster", "e2e", "attached-cluster",
-			"own-driver-cluster", "test-cluster")...)
+		wait = append(wait, targets("clusters", "test-local-cluster")...)
 	default:
 		return nil, nil, errors.New("a cluster on this machine needs root and control groups of version 1; " +
 			"to leave it out, set CAUSEWAY_NO_CLUSTER=1")

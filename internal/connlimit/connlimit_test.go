@@ -54,10 +54,10 @@ func newWorld(t *testing.T, limits Limits) *world {
 	return w
 }
 
-// connect returns a connection from an address. It is silent.
+// connect returns a connection from an address, later than the connections before it. It is silent.
 func (w *world) connect(from string) *Conn {
 	w.Helper()
-	w.now = w.now.Add(time.Millisecond)
+	w.now = w.now.Add(1)
 	w.Listener.Listener.(*endless).next <- &client{from: from, reads: 1}
 	conn, err := w.Accept()
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/flood"
 )
 
@@ -49,11 +50,7 @@ func TestHTTPIsAnsweredBesideIdleConnections(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l, address := serve(t, 64)
 			flood.Run(t, address, "127.0.0.1", 500, says)
-			for deadline := time.Now().Add(guard); l.Dropped() < 1000; time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatalf("%d connections were dropped", l.Dropped())
-				}
-			}
+			await.True(t, "1000 connections were dropped", func() bool { return l.Dropped() >= 1000 })
 			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: guard}
 			failed := 0
 			for range 20 {
@@ -89,16 +86,14 @@ func TestAnIdleConnectionIsUsedAgain(t *testing.T) {
 		t.Errorf("%d connections are open, %d were dropped, want one open", open, l.Dropped())
 	}
 	// Its answer has been read, so soon it is idle: two more connections drop it.
-	for deadline := time.Now().Add(guard); l.Dropped() == 0; time.Sleep(time.Millisecond) {
+	await.True(t, "a connection is dropped", func() bool {
 		conn, err := net.Dial("tcp", address)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close()
-		if time.Now().After(deadline) {
-			t.Fatal("nothing is dropped")
-		}
-	}
+		t.Cleanup(func() { conn.Close() })
+		return l.Dropped() > 0
+	})
 	if err := get(client, address); err != nil {
 		t.Errorf("after its connection was dropped: %v", err)
 	}

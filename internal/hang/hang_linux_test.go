@@ -1,12 +1,17 @@
 package hang
 
 import (
-	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 func TestMain(m *testing.M) {
@@ -18,18 +23,27 @@ func TestMain(m *testing.M) {
 func TestAWriteHoldsTheInodeLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	p := Write(t, path)
-	wrote := make(chan error, 1)
-	go func() { wrote <- os.WriteFile(path, []byte("x"), 0o600) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	select {
-	case err := <-wrote:
-		t.Fatalf("a second write did not wait: %v", err)
-	case <-ctx.Done():
-	}
+	var released atomic.Bool
+	thread, wrote := make(chan int, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		thread <- syscall.Gettid()
+		err := os.WriteFile(path, []byte("x"), 0o600)
+		if !released.Load() {
+			err = errors.Join(err, errors.New("it did not wait"))
+		}
+		wrote <- err
+	}()
+	stat := fmt.Sprintf("/proc/self/task/%d/stat", <-thread)
+	await.True(t, "the second write waits in the kernel, or has ended", func() bool {
+		text, err := os.ReadFile(stat)
+		_, state, _ := strings.Cut(string(text), ") ")
+		return err != nil || len(wrote) > 0 || strings.HasPrefix(state, "D") // uninterruptible: for a lock
+	})
+	released.Store(true)
 	p.Release()
 	if err := <-wrote; err != nil {
-		t.Error(err)
+		t.Errorf("the second write: %v", err)
 	}
 }
 

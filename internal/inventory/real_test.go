@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
@@ -79,12 +80,14 @@ func startDriver(t *testing.T) *grpc.ClientConn {
 			t.Error(err)
 		}
 	})
-	for resp := (*csi.ProbeResponse)(nil); !resp.GetReady().GetValue(); time.Sleep(time.Millisecond) {
-		if resp, err = csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{},
-			grpc.WaitForReady(true)); err != nil {
+	await.True(t, "the driver is ready", func() bool {
+		resp, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{},
+			grpc.WaitForReady(true))
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
+		return resp.GetReady().GetValue()
+	})
 	return conn
 }
 

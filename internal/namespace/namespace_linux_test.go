@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 
 const cleanedUp, noNamespace = 7, 8 // exit codes
 
-// program cleans up slowly when it gets SIGTERM.
+// program cleans up when it gets SIGTERM: it says so, and ends after its parent has closed its input.
 func program() int {
 	if err := Enter(); err != nil {
 		fmt.Println(err)
@@ -41,7 +41,11 @@ func program() int {
 	defer stop()
 	fmt.Println("ready")
 	<-ctx.Done()
-	time.Sleep(100 * time.Millisecond)
+	fmt.Println("cleaning up")
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		fmt.Println(err)
+		return 1
+	}
 	return cleanedUp
 }
 
@@ -118,10 +122,15 @@ func endWith(t *testing.T, s syscall.Signal, both bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	said, err := bufio.NewReader(stdout).ReadString('\n')
+	out := bufio.NewReader(stdout)
+	said, err := out.ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
@@ -133,6 +142,10 @@ func endWith(t *testing.T, s syscall.Signal, both bool) {
 		if err := syscall.Kill(pid, s); err != nil {
 			t.Error(err)
 		}
+		if last, err := out.ReadString('\n'); last != "cleaning up\n" {
+			t.Errorf("after the signal it said %q, %v", last, err)
+		}
+		stdin.Close()
 	}
 	switch err := cmd.Wait(); cmd.ProcessState.ExitCode() {
 	case cleanedUp:

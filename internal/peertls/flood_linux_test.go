@@ -5,10 +5,10 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/flood"
 )
@@ -49,14 +49,14 @@ func TestARouterGetsInBesideAFlood(t *testing.T) {
 				s := serveAt(t, limited, grpc.Creds(id.Server(router)))
 				flood.Run(t, s.addr, tc.from, tc.clients, tc.says)
 				if tc.places > 0 || tc.clients > maxConns {
-					await(t, "connections that are dropped",
+					await.True(t, "connections are dropped",
 						func() bool { return limited.Dropped() > 3*uint64(tc.clients) })
 					says(t, "log", strings.Join(log.take(), "\n"), "client "+tc.from, "too many handshakes are in progress")
 				}
 				made := 0
 				for range routers {
 					creds := identity(t, ca.leaf(t, router, forClients)).Client(node)
-					await(t, "router gets in", func() bool {
+					await.True(t, "a router gets in", func() bool {
 						made++
 						_, err := s.call(creds)
 						return err == nil
@@ -67,15 +67,5 @@ func TestARouterGetsInBesideAFlood(t *testing.T) {
 					t.Errorf("%d routers needed %d attempts, want at most %d", routers, made, attempts)
 				}
 			})
-	}
-}
-
-// await waits until is returns true.
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(longest); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("none after %s: %s", longest, what)
-		}
 	}
 }

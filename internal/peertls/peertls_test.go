@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/guard"
 )
@@ -387,13 +388,10 @@ func TestClientsBeyondTheLimitAreRefused(t *testing.T) {
 	}
 	says(t, "log", strings.Join(log.take(), "\n"), "too many clients are connected")
 	conns[0].Close()
-	for deadline := time.Now().Add(longest); ; time.Sleep(time.Millisecond) {
-		if _, err := s.call(creds); err == nil {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("after another client has gone: %v", err)
-		}
-	}
+	await.NoError(t, "the place of a client that has gone is free", func() error {
+		_, err := s.call(creds)
+		return err
+	})
 }
 
 func TestAPortScanDoesNotFloodTheLog(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -137,6 +138,7 @@ func TestTheConnectionIsCut(t *testing.T) {
 			"after":  func(m *machine) *fault { return &fault{after: m.conns.cut} },
 		} {
 			t.Run(name+" "+when, func(t *testing.T) {
+				t.Parallel()
 				w := world{cluster: newCluster(t, "a", "b")}
 				w.volume = w.cluster.volume("v", "a")
 				w.snapshot = w.cluster.snapshot("s", w.volume)
@@ -146,16 +148,13 @@ func TestTheConnectionIsCut(t *testing.T) {
 				wantCode(t, tc.call(w), codes.Unavailable, "a (")
 				w.nodes["a"].heals()
 				w.settled(2)
-				for deadline := time.Now().Add(30 * time.Second); ; {
-					err := tc.call(w)
-					if err == nil {
-						break
-					}
-					if code := status.Code(err); code != codes.Aborted && code != codes.Unavailable ||
-						time.Now().After(deadline) {
-						t.Fatal(err)
-					}
-					time.Sleep(time.Millisecond)
+				var err error
+				await.True(t, "a repeated call ends", func() bool {
+					err = tc.call(w)
+					return status.Code(err) != codes.Aborted && status.Code(err) != codes.Unavailable
+				})
+				if err != nil {
+					t.Fatal(err)
 				}
 				if wrong := tc.want(w); wrong != "" {
 					t.Error(wrong)
@@ -211,42 +210,43 @@ func TestCodesComeBackAsTheyAre(t *testing.T) {
 }
 
 func TestDeadlinesAndMetadataOfACall(t *testing.T) {
-	c := newCluster(t, "a")
-	id := c.volume("v", "a")
-	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-request-id", "4711", "traceparent",
-		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "authorization", "secret")
-	get := func(ctx context.Context) error {
-		_, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
-		return err
-	}
-	if err := get(ctx); err != nil {
-		t.Fatal(err)
-	}
-	got := c.nodes["a"].header.Load()
-	for key, want := range map[string][]string{
-		"x-request-id": {"4711"}, "traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, "authorization": nil,
-	} {
-		if got == nil || !slices.Equal(got.Get(key), want) {
-			t.Errorf("the node heard %v of a call with %s %q", got, key, want)
+	simulate(t, func(t *testing.T, c *cluster) {
+		id := c.volume("v", "a")
+		ctx := metadata.AppendToOutgoingContext(context.Background(), "x-request-id", "4711", "traceparent",
+			"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "authorization", "secret")
+		get := func(ctx context.Context) error {
+			_, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
+			return err
 		}
-	}
-	entered, leave := make(chan context.Context, 2), make(chan struct{})
-	defer close(leave)
-	c.nodes["a"].hangs("ControllerGetVolume", entered, leave)
-	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-	defer cancel()
-	wantCode(t, get(short), codes.DeadlineExceeded)
-	deadline, ok := (<-entered).Deadline()
-	if want, _ := short.Deadline(); !ok || deadline.Sub(want).Abs() > time.Second {
-		t.Errorf("the node's deadline is %v, %t, and the caller's %v", deadline, ok, want)
-	}
-	canceled, cancel := context.WithCancel(ctx)
-	go func() {
-		node := <-entered
-		cancel()
-		<-node.Done() // so the node hears of it
-	}()
-	wantCode(t, get(canceled), codes.Canceled)
+		if err := get(ctx); err != nil {
+			t.Fatal(err)
+		}
+		got := c.nodes["a"].header.Load()
+		for key, want := range map[string][]string{
+			"x-request-id": {"4711"}, "traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, "authorization": nil,
+		} {
+			if got == nil || !slices.Equal(got.Get(key), want) {
+				t.Errorf("the node heard %v of a call with %s %q", got, key, want)
+			}
+		}
+		entered, leave := make(chan context.Context, 2), make(chan struct{})
+		defer close(leave)
+		c.nodes["a"].hangs("ControllerGetVolume", entered, leave)
+		short, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		wantCode(t, get(short), codes.DeadlineExceeded)
+		deadline, ok := (<-entered).Deadline()
+		if want, _ := short.Deadline(); !ok || deadline.Sub(want).Abs() > time.Second {
+			t.Errorf("the node's deadline is %v, %t, and the caller's %v", deadline, ok, want)
+		}
+		canceled, cancel := context.WithCancel(ctx)
+		go func() {
+			node := <-entered
+			cancel()
+			<-node.Done() // so the node hears of it
+		}()
+		wantCode(t, get(canceled), codes.Canceled)
+	}, "a")
 }
 
 // hangs makes calls of a method tell their context, and wait.
@@ -258,51 +258,49 @@ func (m *machine) hangs(method string, entered chan<- context.Context, leave <-c
 }
 
 func TestCapacity(t *testing.T) {
-	c := newCluster(t, "a", "b")
-	ctx := context.Background()
-	room := func(t *csi.Topology) *csi.GetCapacityResponse {
-		c.Helper()
-		resp, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: t})
-		if err != nil {
-			c.Fatal(err)
+	simulate(t, func(t *testing.T, c *cluster) {
+		ctx := context.Background()
+		room := func(t *csi.Topology) *csi.GetCapacityResponse {
+			c.Helper()
+			resp, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: t})
+			if err != nil {
+				c.Fatal(err)
+			}
+			return resp
 		}
-		return resp
-	}
-	req := create("half", "a")
-	req.CapacityRange.RequiredBytes = room(topology("a")).GetAvailableCapacity() / 2 / mib * mib
-	if _, err := c.CreateVolume(ctx, req); err != nil {
-		t.Fatal(err)
-	}
-	a, b, all := room(topology("a")), room(topology("b")), room(nil)
-	if a.GetAvailableCapacity() >= b.GetAvailableCapacity()*3/4 {
-		t.Errorf("a has %d bytes left, b %d", a.GetAvailableCapacity(), b.GetAvailableCapacity())
-	}
-	if got, want := all.GetAvailableCapacity(), a.GetAvailableCapacity()+b.GetAvailableCapacity(); got < want/10*9 ||
-		got > want/10*11 {
-		t.Errorf("all have %d bytes, want some %d", got, want)
-	}
-	if got, want := all.GetMaximumVolumeSize().GetValue(), b.GetMaximumVolumeSize().GetValue(); got < want/10*9 ||
-		got > want/10*11 {
-		t.Errorf("the largest volume has %d bytes, want some %d", got, want)
-	}
-	c.nodes["a"].stop()
-	c.lost(1)
-	_, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: topology("a")})
-	wantCode(t, err, codes.Unavailable) // so that published volumes stay
-	c.router.mu.Lock()
-	c.router.lastSeen["a"] = time.Now().Add(-silentFor)
-	c.router.started = time.Now().Add(-silentFor)
-	c.router.mu.Unlock()
-	for _, silent := range []*csi.Topology{topology("a"), topology("unknown"),
-		{Segments: map[string]string{"zone": "x"}}} {
-		if got := room(silent); got.GetAvailableCapacity() != 0 || got.GetMaximumVolumeSize() == nil ||
-			got.GetMaximumVolumeSize().GetValue() != 0 {
-			t.Errorf("after a long silence %s has %v", silent, got)
+		req := create("half", "a")
+		req.CapacityRange.RequiredBytes = room(topology("a")).GetAvailableCapacity() / 2 / mib * mib
+		if _, err := c.CreateVolume(ctx, req); err != nil {
+			t.Fatal(err)
 		}
-	}
-	if got := room(topology("b")); got.GetAvailableCapacity() == 0 {
-		t.Errorf("b has no room")
-	}
+		a, b, all := room(topology("a")), room(topology("b")), room(nil)
+		if a.GetAvailableCapacity() >= b.GetAvailableCapacity()*3/4 {
+			t.Errorf("a has %d bytes left, b %d", a.GetAvailableCapacity(), b.GetAvailableCapacity())
+		}
+		if got, want := all.GetAvailableCapacity(), a.GetAvailableCapacity()+b.GetAvailableCapacity(); got < want/10*9 ||
+			got > want/10*11 {
+			t.Errorf("all have %d bytes, want some %d", got, want)
+		}
+		if got, want := all.GetMaximumVolumeSize().GetValue(), b.GetMaximumVolumeSize().GetValue(); got < want/10*9 ||
+			got > want/10*11 {
+			t.Errorf("the largest volume has %d bytes, want some %d", got, want)
+		}
+		c.nodes["a"].stop()
+		c.lost(1)
+		_, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: topology("a")})
+		wantCode(t, err, codes.Unavailable) // so that published volumes stay
+		time.Sleep(silentFor)
+		for _, silent := range []*csi.Topology{topology("a"), topology("unknown"),
+			{Segments: map[string]string{"zone": "x"}}} {
+			if got := room(silent); got.GetAvailableCapacity() != 0 || got.GetMaximumVolumeSize() == nil ||
+				got.GetMaximumVolumeSize().GetValue() != 0 {
+				t.Errorf("after a long silence %s has %v", silent, got)
+			}
+		}
+		if got := room(topology("b")); got.GetAvailableCapacity() == 0 {
+			t.Errorf("b has no room")
+		}
+	}, "a", "b")
 }
 
 func TestSnapshotMetadataIsPassedOn(t *testing.T) {

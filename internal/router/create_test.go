@@ -85,43 +85,45 @@ func TestAContentSourceThatIsNone(t *testing.T) {
 }
 
 func TestAnEmptyVolumeIsCreatedOnNoOtherNode(t *testing.T) {
-	c := newCluster(t, "a", "b")
-	c.nodes["a"].fails("CreateVolume", codes.ResourceExhausted)
-	_, err := c.CreateVolume(context.Background(), create("v", "a", "b"))
-	wantCode(t, err, codes.ResourceExhausted)
-	c.nodes["a"].heals()
-	c.nodes["a"].stop()
-	c.lost(1)
-	_, err = c.CreateVolume(context.Background(), create("v", "a", "b"))
-	wantCode(t, err, codes.Unavailable, "a ("+c.nodes["a"].address)
-	if ids := c.all(); len(ids) > 0 {
-		t.Errorf("there are %q", ids)
-	}
-	c.volume("another", "b") // which does not depend on a
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.nodes["a"].fails("CreateVolume", codes.ResourceExhausted)
+		_, err := c.CreateVolume(context.Background(), create("v", "a", "b"))
+		wantCode(t, err, codes.ResourceExhausted)
+		c.nodes["a"].heals()
+		c.nodes["a"].stop()
+		c.lost(1)
+		_, err = c.CreateVolume(context.Background(), create("v", "a", "b"))
+		wantCode(t, err, codes.Unavailable, "a ("+c.nodes["a"].address)
+		if ids := c.all(); len(ids) > 0 {
+			t.Errorf("there are %q", ids)
+		}
+		c.volume("another", "b") // which does not depend on a
+	}, "a", "b")
 }
 
 func TestUnknownTopologies(t *testing.T) {
-	c := newCluster(t, "a", "b")
-	requisite := func(name string, on ...string) *csi.CreateVolumeRequest {
-		req := create(name, on...)
-		req.AccessibilityRequirements.Preferred = nil
-		return req
-	}
-	resp, err := c.CreateVolume(context.Background(), requisite("v", "not a node of ours", "b", "a"))
-	if want := volumeid.New(volumeid.Volume, "b", "v"); err != nil || resp.GetVolume().GetVolumeId() != want {
-		t.Errorf("got %v, %v", resp, err)
-	}
-	_, err = c.CreateVolume(context.Background(), requisite("w", "nobody"))
-	wantCode(t, err, codes.ResourceExhausted)
-	_, err = c.CreateVolume(context.Background(), create("w", "nobody", "b")) // where the pod is, there is a node
-	wantCode(t, err, codes.Unavailable, "nobody")
-	c.nodes["a"].stop()
-	c.lost(1)
-	_, err = c.CreateVolume(context.Background(), requisite("w", "nobody", "b")) // may be who is silent
-	wantCode(t, err, codes.Unavailable, "a (")
-	if ids := c.all(); len(ids) != 1 {
-		t.Errorf("there are %q", ids)
-	}
+	simulate(t, func(t *testing.T, c *cluster) {
+		requisite := func(name string, on ...string) *csi.CreateVolumeRequest {
+			req := create(name, on...)
+			req.AccessibilityRequirements.Preferred = nil
+			return req
+		}
+		resp, err := c.CreateVolume(context.Background(), requisite("v", "not a node of ours", "b", "a"))
+		if want := volumeid.New(volumeid.Volume, "b", "v"); err != nil || resp.GetVolume().GetVolumeId() != want {
+			t.Errorf("got %v, %v", resp, err)
+		}
+		_, err = c.CreateVolume(context.Background(), requisite("w", "nobody"))
+		wantCode(t, err, codes.ResourceExhausted)
+		_, err = c.CreateVolume(context.Background(), create("w", "nobody", "b")) // where the pod is, there is a node
+		wantCode(t, err, codes.Unavailable, "nobody")
+		c.nodes["a"].stop()
+		c.lost(1)
+		_, err = c.CreateVolume(context.Background(), requisite("w", "nobody", "b")) // may be who is silent
+		wantCode(t, err, codes.Unavailable, "a (")
+		if ids := c.all(); len(ids) != 1 {
+			t.Errorf("there are %q", ids)
+		}
+	}, "a", "b")
 }
 
 // TestNodesOfSystems: a node of an earlier release does not report its operating system.
@@ -165,45 +167,46 @@ func TestNodesOfSystems(t *testing.T) {
 // TestANodeWithoutAnAddress: between two pods of a DaemonSet a node has none, and DNS knows nothing
 // of it.
 func TestANodeWithoutAnAddress(t *testing.T) {
-	c := newCluster(t, "a", "b")
-	ctx := context.Background()
-	c.volume("v", "a")
-	c.nodes["a"].stop()
-	c.at("b")
-	c.await(func(v *view) bool {
-		return len(v.nodes) == 1 && len(v.silent) == 1 && errors.Is(v.silent[0].err, errNoAddress)
-	})
-	for name, err := range map[string]error{
-		"list":     second(c.ListVolumes(ctx, &csi.ListVolumesRequest{})),
-		"the same": second(c.CreateVolume(ctx, create("v", "a", "b"))),
-		"anywhere": second(c.CreateVolume(ctx, create("w"))),
-		"that volume": second(c.DeleteVolume(ctx,
-			&csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})),
-	} {
-		t.Log(name)
-		wantCode(t, err, codes.Unavailable, "a (", errNoAddress.Error())
-	}
-	if how := c.ready(); !strings.Contains(how, "1 of 2") {
-		t.Error(how)
-	}
-	c.volume("on b", "b")
-	c.later()
-	c.settled(1)
-	if ids := c.listed(0); len(ids) != 1 {
-		t.Errorf("listed are %q", ids)
-	}
-	_, err := c.CreateVolume(ctx, create("v", "a", "b"))
-	wantCode(t, err, codes.Unavailable)
-	c.nodes["a"].address = ""
-	c.nodes["a"].start()
-	c.look()
-	c.settled(2)
-	if _, err := c.CreateVolume(ctx, create("v", "a", "b")); err != nil {
-		t.Error(err)
-	}
-	if ids := c.all(); len(ids) != 2 {
-		t.Errorf("there are %q", ids)
-	}
+	simulate(t, func(t *testing.T, c *cluster) {
+		ctx := context.Background()
+		c.volume("v", "a")
+		c.nodes["a"].stop()
+		c.at("b")
+		c.await(func(v *view) bool {
+			return len(v.nodes) == 1 && len(v.silent) == 1 && errors.Is(v.silent[0].err, errNoAddress)
+		})
+		for name, err := range map[string]error{
+			"list":     second(c.ListVolumes(ctx, &csi.ListVolumesRequest{})),
+			"the same": second(c.CreateVolume(ctx, create("v", "a", "b"))),
+			"anywhere": second(c.CreateVolume(ctx, create("w"))),
+			"that volume": second(c.DeleteVolume(ctx,
+				&csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})),
+		} {
+			t.Log(name)
+			wantCode(t, err, codes.Unavailable, "a (", errNoAddress.Error())
+		}
+		if how := c.ready(); !strings.Contains(how, "1 of 2") {
+			t.Error(how)
+		}
+		c.volume("on b", "b")
+		c.later()
+		c.settled(1)
+		if ids := c.listed(0); len(ids) != 1 {
+			t.Errorf("listed are %q", ids)
+		}
+		_, err := c.CreateVolume(ctx, create("v", "a", "b"))
+		wantCode(t, err, codes.Unavailable)
+		c.nodes["a"].address = ""
+		c.nodes["a"].start()
+		c.look()
+		c.settled(2)
+		if _, err := c.CreateVolume(ctx, create("v", "a", "b")); err != nil {
+			t.Error(err)
+		}
+		if ids := c.all(); len(ids) != 2 {
+			t.Errorf("there are %q", ids)
+		}
+	}, "a", "b")
 }
 
 func TestWithoutARequirementTheNodeHasMostRoom(t *testing.T) {

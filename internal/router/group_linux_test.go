@@ -11,12 +11,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
@@ -70,13 +70,12 @@ func (c *cluster) group(name string, volumes ...string) (*csi.VolumeGroupSnapsho
 
 // groupAgain is group after another call for the same group. A node can still hold the lock of that
 // call, whose stream has ended; until then the answer is ABORTED, and the sidecars retry.
-func (c *cluster) groupAgain(name string, volumes ...string) (*csi.VolumeGroupSnapshot, error) {
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		made, err := c.group(name, volumes...)
-		if status.Code(err) != codes.Aborted || time.Now().After(deadline) {
-			return made, err
-		}
-	}
+func (c *cluster) groupAgain(name string, volumes ...string) (made *csi.VolumeGroupSnapshot, err error) {
+	await.True(c.TB, "no other call holds group "+name, func() bool {
+		made, err = c.group(name, volumes...)
+		return status.Code(err) != codes.Aborted
+	})
+	return made, err
 }
 
 func (c *cluster) dropGroup(id string, members ...string) error {
@@ -88,16 +87,14 @@ func (c *cluster) dropGroup(id string, members ...string) error {
 // abandoned call may be removed a little later.
 func (c *cluster) wantOnDisk(snapshots, groups int) {
 	c.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	await.NoError(c.TB, "the disks hold these objects only", func() error {
 		s, g, h := c.onDisk("snapshots"), c.onDisk("groups"), c.onDisk("staging")
 		if len(s) == snapshots && len(g) == groups && len(h) == 0 {
-			return
+			return nil
 		}
-		if time.Now().After(deadline) {
-			c.Fatalf("there are the snapshots %q, want %d, groups %q, want %d, and in staging %q", s, snapshots, g,
-				groups, h)
-		}
-	}
+		return fmt.Errorf("there are the snapshots %q, want %d, groups %q, want %d, and in staging %q", s, snapshots, g,
+			groups, h)
+	})
 }
 
 func TestAGroupOverNodes(t *testing.T) {
@@ -225,6 +222,7 @@ func TestGroupsThatCantBe(t *testing.T) {
 // a node fail there. Another attempt makes a group of a single moment, at any state of the first
 // attempt.
 func TestAGroupIsCutShort(t *testing.T) {
+	t.Parallel()
 	c, images := groupCluster(t)
 	n := 0
 	for _, at := range []string{"recv BEGIN", "send BEGIN", "recv CUT", "send CUT", "recv COMMIT", "send COMMIT",
@@ -323,17 +321,17 @@ func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
 }
 
 // until repeats the call until the group exists.
-func (c *cluster) until(name string, images []string) *csi.VolumeGroupSnapshot {
+func (c *cluster) until(name string, images []string) (made *csi.VolumeGroupSnapshot) {
 	c.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		made, err := c.group(name, images...)
-		if err == nil {
-			return made
-		}
-		if code := status.Code(err); code != codes.Aborted && code != codes.Unavailable || time.Now().After(deadline) {
-			c.Fatal(err)
-		}
+	var err error
+	await.True(c.TB, "group "+name+" exists", func() bool {
+		made, err = c.group(name, images...)
+		return status.Code(err) != codes.Aborted && status.Code(err) != codes.Unavailable
+	})
+	if err != nil {
+		c.Fatal(err)
 	}
+	return made
 }
 
 // TestAcknowledgedDataIsNotDiscarded removes a part of an acknowledged group from a node's disk.

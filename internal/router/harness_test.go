@@ -1,10 +1,12 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -23,8 +25,10 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/peer"
 	"github.com/causeway-csi/causeway/internal/peertls"
+	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -44,6 +48,7 @@ type cluster struct {
 	testing.TB
 	dir   string
 	nodes map[string]*machine
+	wires *wires // the network in memory; nil: TCP
 
 	mu        sync.Mutex
 	addresses []string
@@ -81,6 +86,13 @@ func shortDir(t testing.TB) string {
 func newClusterIn(t testing.TB, dir string, names ...string) *cluster {
 	t.Helper()
 	c := &cluster{TB: t, dir: dir, nodes: map[string]*machine{}}
+	c.boot(names...)
+	return c
+}
+
+// boot starts the nodes and the router, and waits until all nodes answer.
+func (c *cluster) boot(names ...string) {
+	c.Helper()
 	c.certify(names...)
 	for _, name := range names {
 		c.nodes[name] = c.newMachine(name)
@@ -88,7 +100,19 @@ func newClusterIn(t testing.TB, dir string, names ...string) *cluster {
 	}
 	c.start()
 	c.settled(len(names))
-	return c
+}
+
+// listen listens at an address of the network, or at a new address if address is "".
+func (c *cluster) listen(address string) net.Listener {
+	c.Helper()
+	if c.wires != nil {
+		return c.wires.listen(address)
+	}
+	l, err := net.Listen("tcp", cmp.Or(address, "127.0.0.1:0"))
+	if err != nil {
+		c.Fatal(err)
+	}
+	return l
 }
 
 // certify makes certificates.
@@ -106,10 +130,14 @@ func (c *cluster) config() Config {
 		c.Fatal(err)
 	}
 	kind := (*hostpath.Backend)(nil)
+	var dial func(context.Context, string) (net.Conn, error)
+	if c.wires != nil {
+		dial = c.wires.dial
+	}
 	return Config{
 		Name: testName, Release: "test", TopologyKey: testKey,
 		Plugin: driver.PluginCapabilities(kind), Controller: driver.ControllerCapabilities(kind), Group: driver.GroupCapabilities(),
-		Credentials: id.Client(""), Names: peertls.Names, Report: c.report, Peers: c.find,
+		Credentials: id.Client(""), Names: peertls.Names, Report: c.report, Peers: c.find, Dial: dial,
 	}
 }
 
@@ -142,13 +170,15 @@ func (c *cluster) at(names ...string) {
 	c.look()
 }
 
-// later makes it so much later that nodes without an address do not count any more. The router must
-// have missed them.
+// later waits until nodes without an address do not count any more. Outside of a simulation the
+// time passes at once. The router must have missed the nodes.
 func (c *cluster) later() {
 	c.Helper()
-	c.await(func(v *view) bool {
-		return slices.ContainsFunc(v.silent, func(a absent) bool { return errors.Is(a.err, errNoAddress) })
-	})
+	c.await(func(v *view) bool { return slices.ContainsFunc(v.silent, absent.gone) })
+	if c.wires != nil {
+		time.Sleep(goneFor + lookEvery)
+		return
+	}
 	c.router.mu.Lock()
 	for id, g := range c.router.gone {
 		g.since = time.Now().Add(-goneFor)
@@ -185,19 +215,15 @@ func (c *cluster) start(change ...func(*Config)) {
 	}
 	server := interceptors.Server()
 	c.router.Register(server)
-	socket := "unix://" + filepath.Join(c.dir, "csi.sock")
-	l, err := driver.Listen(socket, false)
-	if err != nil {
-		c.Fatal(err)
-	}
+	l, target, options := c.endpoint()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { c.router.Run(ctx) })
 	running.Go(func() {
 		driver.Serve(ctx, slog.New(slog.DiscardHandler), time.Second, driver.Endpoint{Server: server, Listener: l})
 	})
-	c.conn, err = grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithAuthority("localhost"))
+	c.conn, err = grpc.NewClient(target, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"))...)
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -211,6 +237,21 @@ func (c *cluster) start(change ...func(*Config)) {
 	c.Cleanup(c.stop)
 }
 
+// endpoint listens where the router serves, and returns the target for a client.
+func (c *cluster) endpoint() (l net.Listener, target string, options []grpc.DialOption) {
+	c.Helper()
+	if c.wires != nil {
+		l = c.wires.listen("router")
+		return l, "passthrough:///router", []grpc.DialOption{grpc.WithContextDialer(c.wires.dial)}
+	}
+	target = "unix://" + filepath.Join(c.dir, "csi.sock")
+	l, err := driver.Listen(target, false)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return l, target, nil
+}
+
 // restart starts the router again, with as many nodes.
 func (c *cluster) restart(change ...func(*Config)) {
 	c.Helper()
@@ -220,29 +261,25 @@ func (c *cluster) restart(change ...func(*Config)) {
 	c.settled(n)
 }
 
-// settled waits until so many nodes answer, and no node is silent. Hundreds of handshakes take minutes
-// with the race detector on a slow machine.
+// settled waits until so many nodes answer, and no node is silent.
 func (c *cluster) settled(n int) {
-	limit := 30*time.Second + time.Duration(n)*time.Second/2
-	c.awaitFor(limit, func(v *view) bool { return len(v.nodes) == n && v.all() == nil })
+	c.Helper()
+	c.await(func(v *view) bool { return len(v.nodes) == n && v.all() == nil })
 }
 
 // lost waits until so many nodes answer.
 func (c *cluster) lost(n int) { c.await(func(v *view) bool { return len(v.nodes) == n }) }
 
+// await waits until a view of the router is as wanted.
 func (c *cluster) await(is func(*view) bool) {
 	c.Helper()
-	c.awaitFor(30*time.Second, is)
-}
-
-func (c *cluster) awaitFor(limit time.Duration, is func(*view) bool) {
-	c.Helper()
-	for deadline := time.Now().Add(limit); !is(c.router.view.Load()); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			how, _ := c.router.Ready(context.Background())
-			c.Fatalf("the router has %s", how)
+	await.NoError(c.TB, "the router sees its nodes as wanted", func() error {
+		if is(c.router.view.Load()) {
+			return nil
 		}
-	}
+		how, err := c.router.Ready(context.Background())
+		return errors.Join(err, fmt.Errorf("the router has %s", how))
+	})
 }
 
 // ids returns the node IDs of the nodes that answer.
@@ -265,7 +302,8 @@ type machine struct {
 	header  atomic.Pointer[metadata.MD]
 	stop    func()
 	conns   *conns
-	storage *hostpath.Backend
+	storage *hostpath.Backend // nil in a simulation, which has a shelf
+	shelf   *shelfBackend
 	mounter mounter.Host
 }
 
@@ -295,6 +333,66 @@ func (c *cluster) newMachine(name string) *machine {
 // address.
 func (m *machine) start() {
 	m.Helper()
+	cfg := m.shelve()
+	if m.wires == nil {
+		cfg = m.store()
+	}
+	d, err := driver.New(cfg)
+	if err != nil {
+		m.Fatal(err)
+	}
+	id, err := peertls.Open(filepath.Join(m.cluster.dir, "nodes", m.name), func(error) {})
+	if err != nil {
+		m.Fatal(err)
+	}
+	server := d.Peer(grpc.Creds(id.Server(routerName)), grpc.ChainUnaryInterceptor(m.intercept),
+		grpc.ChainStreamInterceptor(m.interceptStream))
+	l := m.listen(m.address)
+	m.address = l.Addr().String()
+	m.conns = &conns{Listener: l, open: map[net.Conn]bool{}}
+	endpoints := []driver.Endpoint{{Server: server, Listener: m.conns}}
+	if m.wires == nil {
+		socket, err := driver.Listen(m.socket(), false)
+		if err != nil {
+			m.Fatal(err)
+		}
+		endpoints = append(endpoints, driver.Endpoint{Server: d.Kubelet(), Listener: socket})
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		d.Serve(ctx, time.Second, endpoints...)
+	}()
+	storage := m.storage
+	m.stop = sync.OnceFunc(func() {
+		cancel()
+		<-served
+		err := d.Close()
+		if storage != nil {
+			err = errors.Join(err, storage.Close())
+		}
+		if err != nil {
+			m.Error(err)
+		}
+	})
+	m.Cleanup(m.stop)
+	m.mu.Lock()
+	if !slices.Contains(m.addresses, m.address) {
+		m.addresses = append(m.addresses, m.address)
+	}
+	m.mu.Unlock()
+	for ready := m.storage == nil; !ready && err == nil; {
+		ready, err = m.storage.Probe(ctx)
+	}
+	if err != nil {
+		m.Fatal(err)
+	}
+}
+
+// store returns the configuration of a driver whose volumes are on the disk.
+func (m *machine) store() driver.Config {
+	m.Helper()
 	mount := mountertest.NewFake(filepath.Join(m.dir, "kubelet"))
 	m.mounter = mount
 	var err error
@@ -306,59 +404,19 @@ func (m *machine) start() {
 	if err != nil {
 		m.Fatal(err)
 	}
-	d, err := driver.New(driver.Config{
+	return driver.Config{
 		Name: testName, Release: "test", Node: m.node, Backend: m.storage, Mounter: mount, StateDir: filepath.Join(m.dir, "state"),
 		Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(),
-	})
-	if err != nil {
-		m.Fatal(err)
 	}
-	id, err := peertls.Open(filepath.Join(m.cluster.dir, "nodes", m.name), func(error) {})
-	if err != nil {
-		m.Fatal(err)
+}
+
+// shelve returns the configuration of a driver whose volumes are in memory.
+func (m *machine) shelve() driver.Config {
+	if m.shelf == nil || m.shelf.node != m.node {
+		m.shelf = &shelfBackend{node: m.node, volumes: map[string]backend.Volume{}}
 	}
-	server := d.Peer(grpc.Creds(id.Server(routerName)), grpc.ChainUnaryInterceptor(m.intercept),
-		grpc.ChainStreamInterceptor(m.interceptStream))
-	if m.address == "" {
-		m.address = "127.0.0.1:0"
-	}
-	l, err := net.Listen("tcp", m.address)
-	if err != nil {
-		m.Fatal(err)
-	}
-	m.address = l.Addr().String()
-	m.conns = &conns{Listener: l, open: map[net.Conn]bool{}}
-	socket, err := driver.Listen(m.socket(), false)
-	if err != nil {
-		m.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		d.Serve(ctx, time.Second, driver.Endpoint{Server: server, Listener: m.conns},
-			driver.Endpoint{Server: d.Kubelet(), Listener: socket})
-	}()
-	storage := m.storage
-	m.stop = sync.OnceFunc(func() {
-		cancel()
-		<-served
-		if err := errors.Join(d.Close(), storage.Close()); err != nil {
-			m.Error(err)
-		}
-	})
-	m.Cleanup(m.stop)
-	m.mu.Lock()
-	if !slices.Contains(m.addresses, m.address) {
-		m.addresses = append(m.addresses, m.address)
-	}
-	m.mu.Unlock()
-	for ready := false; !ready && err == nil; {
-		ready, err = m.storage.Probe(ctx)
-	}
-	if err != nil {
-		m.Fatal(err)
-	}
+	return driver.Config{Name: testName, Release: "test", Node: m.node, Backend: m.shelf,
+		Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()}
 }
 
 // socket is the endpoint of the node's kubelet.
@@ -465,7 +523,9 @@ func (c *conns) cut() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for conn := range c.open {
-		conn.(*net.TCPConn).SetLinger(0)
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			tcp.SetLinger(0)
+		}
 		conn.Close()
 		delete(c.open, conn)
 	}
@@ -524,6 +584,13 @@ func (c *cluster) all() []string { return c.onDisk("volumes") }
 func (c *cluster) onDisk(what string) (ids []string) {
 	c.Helper()
 	for _, m := range c.nodes {
+		if m.wires != nil {
+			volumes, _, _ := m.shelf.List(context.Background(), "", math.MaxInt)
+			for _, v := range volumes {
+				ids = append(ids, v.ID)
+			}
+			continue
+		}
 		entries, err := os.ReadDir(filepath.Join(m.dir, "root", what))
 		if err != nil {
 			c.Fatal(err)

@@ -20,6 +20,7 @@ import (
 // TestFiveHundredNodes makes, lists and deletes volumes on 500 simulated nodes, with the same
 // certificate for all.
 func TestFiveHundredNodes(t *testing.T) {
+	t.Parallel()
 	const nodes, each, callers = 500, 20, 8
 	c := newCluster(t)
 	if _, err := peertls.Make(c.dir, peertls.MakeOptions{Shared: "causeway-nodes"}); err != nil {

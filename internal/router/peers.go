@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -258,7 +257,9 @@ func (e *endpoint) absent() absent { return absent{e.address, e.last, e.err} }
 
 // identify connects to an address and asks the driver for its name and its node.
 func (r *Router) identify(ctx context.Context, address string) (n *node, err error) {
-	raw, err := (&net.Dialer{Timeout: meetLimit}).DialContext(ctx, "tcp", address)
+	dialing, dialed := context.WithTimeout(ctx, meetLimit)
+	raw, err := r.cfg.Dial(dialing, address)
+	dialed()
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Config configures a Router. All fields but the last three are required.
+// Config configures a Router. All fields but the last four are required.
 type Config struct {
 	Name    string // of the driver, here and on the nodes; CSI spec v1.13, GetPluginInfo
 	Release string
@@ -49,6 +49,8 @@ type Config struct {
 	// receives events for the operator; err is nil for good news; Report may be nil
 	Report      func(message string, err error)
 	DialOptions []grpc.DialOption // such as a stats handler that traces
+	// Dial connects to the address of a node before the end of ctx. Nil: by TCP.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
 }
 
 // Peers returns the addresses, host:port, of all nodes, also of those that do not answer. After an
@@ -102,6 +104,11 @@ func New(cfg Config) (*Router, error) {
 	}
 	if cfg.Report == nil {
 		cfg.Report = func(string, error) {}
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		}
 	}
 	r := &Router{cfg: cfg, started: time.Now(), endpoints: map[string]*endpoint{}, gone: map[string]gone{},
 		lastSeen: map[string]time.Time{}, soon: make(chan struct{}, 1), meeting: make(chan struct{},

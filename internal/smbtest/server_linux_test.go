@@ -37,15 +37,25 @@ func TestAServerOutlivesTheThreadOfItsStart(t *testing.T) {
 	dir := t.TempDir()
 	var s *Server
 	var err error
-	onThreadThatEnds(func() { s, err = Start(dir) })
+	mortal := exec.Command("sleep", "infinity") // ends with the thread
+	mortal.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	onThreadThatEnds(func() {
+		if err = mortal.Start(); err == nil {
+			s, err = Start(dir)
+		}
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
+	mortal.Wait()
+	if out := list(t, s, Share, s.Password); !strings.Contains(out, "blocks available") {
+		t.Errorf("after the end of the thread: %s", out)
+	}
 	select {
 	case <-s.ended:
 		t.Error("the server has ended with the thread")
-	case <-time.After(500 * time.Millisecond):
+	default:
 	}
 }
 

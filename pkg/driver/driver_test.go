@@ -22,6 +22,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -29,6 +30,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -239,43 +241,50 @@ func TestLargeMessagesAndPages(t *testing.T) {
 }
 
 func TestAStalledProbe(t *testing.T) {
-	asked, release := make(chan struct{}, 100), make(chan struct{})
-	p := &prober{backend: &odd{probe: func() (bool, error) {
-		asked <- struct{}{}
-		<-release
-		return true, nil
-	}}}
-	for range 10 {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-		if ready, err := p.probe(ctx); ready || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("probe = %v, %v while the disk is stalled", ready, err)
+	synctest.Test(t, func(t *testing.T) {
+		asked, release := make(chan struct{}, 100), make(chan struct{})
+		p := &prober{backend: &odd{probe: func() (bool, error) {
+			asked <- struct{}{}
+			<-release
+			return true, nil
+		}}}
+		for range 10 {
+			ctx, cancel := context.WithTimeout(context.Background(), probeLimit-time.Second)
+			if ready, err := p.probe(ctx); ready || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("probe = %v, %v while the disk is stalled", ready, err)
+			}
+			cancel()
 		}
-		cancel()
-	}
-	close(release)
-	if ready, err := p.probe(context.Background()); !ready || err != nil {
-		t.Errorf("probe = %v, %v when the disk is back", ready, err)
-	}
-	if n := len(asked); n > 2 {
-		t.Errorf("%d probes waited for the disk, want 1", n)
-	}
+		start := time.Now()
+		if ready, err := p.probe(t.Context()); ready || !errors.Is(err, backend.ErrNotReady) ||
+			time.Since(start) != probeLimit {
+			t.Errorf("without a deadline probe = %v, %v after %v, want %v", ready, err, time.Since(start), probeLimit)
+		}
+		close(release)
+		if ready, err := p.probe(context.Background()); !ready || err != nil {
+			t.Errorf("probe = %v, %v when the disk is back", ready, err)
+		}
+		if n := len(asked); n > 2 {
+			t.Errorf("%d probes waited for the disk, want 1", n)
+		}
+	})
 }
 
 // TestAStalledListOfHealth: the metrics show the state of the driver also while the disk stalls.
 func TestAStalledListOfHealth(t *testing.T) {
-	release := make(chan struct{})
-	defer close(release)
-	b := &odd{unhealthy: func() { <-release }}
-	d := &Driver{cfg: Config{Backend: b, Log: newTestLogger(&logBuffer{})}, prober: &prober{backend: b}}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	returned := make(chan struct{})
-	go func() { d.logUnhealthy(ctx); close(returned) }()
-	select {
-	case <-returned:
-	case <-time.After(time.Minute):
-		t.Error("it waits for the list")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		defer close(release)
+		b := &odd{unhealthy: func() { <-release }}
+		d := &Driver{cfg: Config{Backend: b, Log: newTestLogger(&logBuffer{})}, prober: &prober{backend: b}}
+		ctx, cancel := context.WithTimeout(t.Context(), probeLimit)
+		defer cancel()
+		start := time.Now()
+		d.logUnhealthy(ctx) // a deadlock of the bubble if it waits for the list
+		if since := time.Since(start); since != probeLimit {
+			t.Errorf("it waited for %v, want %v", since, probeLimit)
+		}
+	})
 }
 
 func TestLoggedStates(t *testing.T) {
@@ -703,41 +712,46 @@ func (s *slow) Create(ctx context.Context, o backend.CreateOptions) (backend.Vol
 
 func TestServeDrains(t *testing.T) {
 	for name, tc := range map[string]struct {
-		drain time.Duration
-		ends  bool // the call ends by itself
-		deaf  bool
-		code  codes.Code
+		ends bool // the call ends by itself
+		deaf bool
+		code codes.Code
 	}{
-		"a running call ends":         {time.Minute, true, false, codes.OK},
-		"an endless call is stopped":  {50 * time.Millisecond, false, false, codes.Unavailable},
-		"a stalled call is abandoned": {50 * time.Millisecond, false, true, codes.Unavailable},
+		"a running call ends":         {true, false, codes.OK},
+		"an endless call is stopped":  {false, false, codes.Unavailable},
+		"a stalled call is abandoned": {false, true, codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := &slow{started: make(chan struct{}), finish: make(chan struct{}), deaf: tc.deaf}
-			conn, stop, served := serveOdd(t, b, &logBuffer{}, tc.drain)
-			answered := make(chan error)
-			go func() {
-				_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), createRequest("x"))
-				answered <- err
-			}()
-			<-b.started
-			stop()
-			if tc.ends {
-				close(b.finish)
-			} else {
-				defer close(b.finish)
-			}
-			if err := <-answered; status.Code(err) != tc.code {
-				t.Errorf("the call = %v, want %s", err, tc.code)
-			}
-			select {
-			case err := <-served:
-				if err != nil {
+			synctest.Test(t, func(t *testing.T) {
+				const drain = 10 * time.Second
+				b := &slow{started: make(chan struct{}), finish: make(chan struct{}), deaf: tc.deaf}
+				conn, stop, served := serveInMemory(t, b, &logBuffer{}, drain)
+				answered := make(chan error)
+				go func() {
+					_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), createRequest("x"))
+					answered <- err
+				}()
+				<-b.started
+				stop()
+				start := time.Now()
+				if tc.ends {
+					time.Sleep(drain - time.Second)
+					close(b.finish)
+				} else {
+					defer close(b.finish)
+				}
+				if err := <-answered; status.Code(err) != tc.code {
+					t.Errorf("the call = %v, want %s", err, tc.code)
+				}
+				if since := time.Since(start); !tc.ends && since != drain {
+					t.Errorf("the call was stopped after %v, want %v", since, drain)
+				}
+				if tc.deaf { // gRPC waits for the handler
+					return
+				}
+				if err := <-served; err != nil {
 					t.Errorf("Serve = %v", err)
 				}
-			case <-time.After(30 * time.Second):
-				t.Error("Serve does not return")
-			}
+			})
 		})
 	}
 }
@@ -858,12 +872,12 @@ func TestHTTP(t *testing.T) {
 		}
 		return resp.StatusCode, string(body)
 	}
-	_, body := get("/metrics")
+	var body string
 	// The metric has the state of the last check, which may be that before the driver was ready.
-	for end := time.Now().Add(time.Minute); !strings.Contains(body, "causeway_ready 1") && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond)
+	await.True(t, "the last check found the driver ready", func() bool {
 		_, body = get("/metrics")
-	}
+		return strings.Contains(body, "causeway_ready 1")
+	})
 	for _, want := range []string{
 		`causeway_csi_calls_total{code="OK",method="CreateVolume"} 1`,
 		`causeway_csi_call_seconds_bucket{method="CreateVolume",le="10"} 1`,

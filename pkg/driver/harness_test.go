@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/winetest"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -225,14 +226,10 @@ func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func()
 // ready waits until the driver is ready.
 func (d *testDriver) ready() {
 	d.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if resp, err := d.Probe(context.Background(), &csi.ProbeRequest{}); err == nil && resp.GetReady().GetValue() {
-			return
-		}
-		if time.Now().After(deadline) {
-			d.Fatal("the driver is not ready after 20 s")
-		}
-	}
+	await.True(d.TB, "the driver is ready", func() bool {
+		resp, err := d.Probe(context.Background(), &csi.ProbeRequest{})
+		return err == nil && resp.GetReady().GetValue()
+	})
 }
 
 // restart stops the driver and starts a new driver. The fake mounter keeps its mounts, as a kernel
@@ -289,15 +286,13 @@ func (d *testDriver) moveRoot() {
 // failed once in a hundred runs, for an unknown reason, so it is repeated there.
 func (d *testDriver) renameClosed(from, to string) {
 	d.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		err := os.Rename(from, to)
-		if err == nil {
-			return
-		}
-		if !winetest.Wine || time.Now().After(deadline) {
+	if !winetest.Wine {
+		if err := os.Rename(from, to); err != nil {
 			d.Fatal(err)
 		}
+		return
 	}
+	await.NoError(d.TB, "Wine renames a closed directory", func() error { return os.Rename(from, to) })
 }
 
 // skipSlowLinks skips a test with very many links over the links of Wine, each of which starts a

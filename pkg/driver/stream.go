@@ -36,11 +36,10 @@ var errStalled = errors.New("the client does not read the response")
 // streams limits the streaming calls of a process.
 type streams struct {
 	running chan struct{} // an element for each call
-	stall   time.Duration
 }
 
 func newStreams() *streams {
-	return &streams{running: make(chan struct{}, maxStreams), stall: stallLimit}
+	return &streams{running: make(chan struct{}, maxStreams)}
 }
 
 // enter counts a call, and returns a function that ends the count. Errors: ErrUnavailable if
@@ -60,13 +59,13 @@ func (s *streams) enter() (leave func(), err error) {
 func (s *streams) within(f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- guard.Do(f) }()
-	late := time.NewTimer(s.stall)
+	late := time.NewTimer(stallLimit)
 	defer late.Stop()
 	select {
 	case err := <-done:
 		return err
 	case <-late.C:
-		return fmt.Errorf("%w: no data was sent or received for %s", errStalled, s.stall)
+		return fmt.Errorf("%w: no data was sent or received for %s", errStalled, stallLimit)
 	}
 }
 

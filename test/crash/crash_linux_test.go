@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/quietlog"
 	"github.com/causeway-csi/causeway/internal/testdisk"
@@ -57,11 +58,9 @@ func build(t *testing.T, command string) string {
 		namespace.Skip(t, noNamespace)
 	}
 	bin := filepath.Join(t.TempDir(), filepath.Base(command))
-	cmd := exec.Command("go", "build", "-tags", "crashpoints", "-o", bin, "github.com/causeway-csi/causeway/"+command)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as in an image
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	p := gobuild.Program{Package: "github.com/causeway-csi/causeway/" + command, Flags: []string{"-tags=crashpoints"}}
+	if err := p.Copy(t.Context(), bin); err != nil {
+		t.Fatal(err)
 	}
 	return bin
 }

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/causeway-csi/causeway/internal/gobuild"
 )
 
 // patience is how long the demo waits for anything.
@@ -83,13 +85,8 @@ func (d *demo) mountRoot() (string, error) {
 
 func (d *demo) build(ctx context.Context) (string, error) {
 	bin := filepath.Join(d.dir, "driver")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver")
-	// Static, as in the images. An interrupted build leaves its files in GOTMPDIR.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+d.dir)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it then ends its compilers, too
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	if err := (gobuild.Program{Package: gobuild.Driver}).Copy(ctx, bin); err != nil {
+		return "", err
 	}
 	info, err := os.Stat(bin)
 	if err != nil {

@@ -254,7 +254,7 @@ func (r *run) readVersions(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	versions["kubernetes"] = v.ServerVersion.GitVersion
-	if out, err = r.kubectl.Run(ctx, "get", "nodes", "-o",
+	if out, err = r.kubectl.Run(ctx, "get", "nodes", "-l", "kubernetes.io/os=linux", "-o",
 		"jsonpath={range .items[*]}{.status.nodeInfo.kernelVersion} "+
 			"{.status.nodeInfo.containerRuntimeVersion}{'\\n'}{end}"); err != nil {
 		return nil, err

@@ -19,6 +19,7 @@ import (
 
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/storagesuite"
+	"github.com/causeway-csi/causeway/test/cluster/windows"
 )
 
 // checkDriver checks a driver definition and the files that it names. checkDriver returns the
@@ -98,7 +99,9 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 	}
 	args = append(args, filepath.Join(s.bin, storagesuite.Binary), "--",
 		"-kubeconfig="+s.kubectl.Kubeconfig(), "-provider="+provider, "-repo-root="+s.config.dir,
-		"-driver="+s.config.definition)
+		"-driver="+s.config.definition,
+		// Nodes for Windows have a taint, with which the suite would wait for them to lose it.
+		"-non-blocking-taints=node-role.kubernetes.io/control-plane,"+windows.Taint.Key)
 	path := filepath.Join(dir, s.config.name+"."+sel.name+".ginkgo.json")
 	// results of an earlier run could be taken for those of this run
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

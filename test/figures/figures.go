@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/gobuild"
 )
 
 // Goal is the goal for a figure.
@@ -127,15 +129,7 @@ func Status(pid int, key string) (kib int64) {
 // BuildDriver builds the driver in dir, and returns the path of the program.
 func BuildDriver(ctx context.Context, dir string) (string, error) {
 	bin := filepath.Join(dir, "driver")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin,
-		"github.com/causeway-csi/causeway/cmd/driver")
-	// Static, as in the images. An interrupted build leaves its files in GOTMPDIR.
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir)
-	build.Cancel = func() error { return build.Process.Signal(os.Interrupt) } // it then ends its compilers, too
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return bin, nil
+	return bin, gobuild.Program{Package: gobuild.Driver}.Copy(ctx, bin)
 }
 
 // Disk mounts a new filesystem of a type at dir/<type> and returns that path. If it cannot, it

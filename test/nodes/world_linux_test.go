@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -31,6 +30,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
@@ -47,10 +47,15 @@ const (
 	mib        = 1 << 20
 )
 
-// missing is why none of this can be done here, or nil. driver is the program.
+// missing is why none of this can be done here, or nil. driver is the path of the program, which
+// build builds at most once.
 var (
 	missing error
 	driver  string
+	build   = sync.OnceValue(func() error {
+		p := gobuild.Program{Package: gobuild.Driver, Flags: []string{"-tags=crashpoints", raceFlag}}
+		return p.Copy(context.Background(), driver)
+	})
 )
 
 func TestMain(m *testing.M) {
@@ -63,13 +68,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	dir, err := os.MkdirTemp("", "nodes")
-	if err == nil && missing == nil {
-		driver = filepath.Join(dir, "driver")
-		var out []byte
-		out, err = exec.Command("go", "build", "-tags", "crashpoints", raceFlag, "-o", driver,
-			"github.com/causeway-csi/causeway/cmd/driver").CombinedOutput()
-		os.Stderr.Write(out)
-	}
+	driver = filepath.Join(dir, "driver")
 	if err == nil && missing == nil {
 		missing = useNameServer(dir)
 	}
@@ -111,6 +110,9 @@ func newWorld(t *testing.T, names ...string) *world {
 		namespace.Skip(t, missing)
 	}
 	t.Parallel()
+	if err := build(); err != nil {
+		t.Fatal(err)
+	}
 	dir, err := os.MkdirTemp("", "nd") // short: a socket's path has 107 bytes
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)

@@ -3,6 +3,7 @@
 package pod
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
@@ -52,13 +54,8 @@ func build() (dir string, err error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, "worker"),
-		"github.com/causeway-csi/causeway/containercopy/cmd/worker")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
-	}
-	return dir, nil
+	p := gobuild.Program{Package: "github.com/causeway-csi/causeway/containercopy/cmd/worker"}
+	return dir, p.Copy(context.Background(), filepath.Join(dir, "worker"))
 }
 
 // Pod describes a container.

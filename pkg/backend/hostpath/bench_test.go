@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
@@ -86,10 +85,6 @@ func openAgain(b *testing.B, cfg Config) *Backend {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for ready := false; !ready; time.Sleep(time.Millisecond) {
-		if ready, err = storage.Probe(b.Context()); err != nil {
-			b.Fatal(err)
-		}
-	}
+	awaitReady(b, storage)
 	return storage
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
@@ -183,7 +184,7 @@ func limitsDirectories(w *world) {
 		w.Errorf("Health = %v, %v", sick, err)
 	}
 	b = w.restart(b)
-	w.eventually("healthy", func() bool {
+	await.True(w.T, "the volume is healthy", func() bool {
 		sick, err := b.Health(ctx, v.ID)
 		return err == nil && len(sick) == 0
 	})
@@ -222,7 +223,7 @@ func TestALimitSurvivesCallsWhileQuotasAreOff(t *testing.T) {
 				}
 				w.quotas("enable")
 				b = w.restart(b)
-				w.eventually("healthy", func() bool {
+				await.True(w.T, "the volume is healthy", func() bool {
 					sick, err := b.Health(ctx, v.ID)
 					return err == nil && len(sick) == 0
 				})

@@ -234,15 +234,8 @@ func (g *garden) open(t testing.TB) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for {
-		if ready, err := b.Probe(context.Background()); err != nil {
-			b.Close()
-			t.Fatalf("the root is not served: %v", err)
-		} else if ready {
-			return b
-		}
-		time.Sleep(100 * time.Microsecond)
-	}
+	awaitReady(t, b)
+	return b
 }
 
 // plant puts a record into a directory of the root, beside data for each kind, and returns all

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/testdisk"
@@ -82,7 +83,7 @@ func TestACopyThatHangsIsGivenUp(t *testing.T) {
 	}
 
 	p.Release()
-	w.eventually("healthy", func() bool {
+	await.True(w.T, "the volume is healthy", func() bool {
 		reasons, _ := w.reasons(b, v.ID)
 		return len(reasons) == 0
 	})
@@ -127,7 +128,7 @@ func TestAListingThatHangsIsReported(t *testing.T) {
 	if err := maker.Wait(); err != nil {
 		t.Error(err)
 	}
-	w.eventually("no copy hangs", func() bool { return b.troubles.stalledSources() == 0 })
+	await.True(w.T, "no copy hangs", func() bool { return b.troubles.stalledSources() == 0 })
 	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "later", Source: v.ID}); err != nil {
 		t.Errorf("after the listing: %v", err)
 	}
@@ -148,7 +149,7 @@ func TestARemovalThatHangsStopsNoOther(t *testing.T) {
 		t.Fatalf("the trash holds %v", names)
 	}
 	hostile := w.names(trashDir)[0]
-	w.eventually("TrashStuck", func() bool {
+	await.True(w.T, "the storage has the condition TrashStuck", func() bool {
 		c, err := b.StorageHealth(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -161,7 +162,7 @@ func TestARemovalThatHangsStopsNoOther(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.eventually("the others are gone", func() bool { return fmt.Sprint(w.names(trashDir)) == "["+hostile+"]" })
+	await.True(w.T, "the others are gone", func() bool { return fmt.Sprint(w.names(trashDir)) == "["+hostile+"]" })
 	p.Release()
 	w.emptied()
 }
@@ -186,7 +187,7 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 			ended <- err
 		}()
 	}
-	w.eventually("all hang", func() bool { return b.troubles.stalledSources() == hostile })
+	await.True(w.T, "all copies hang", func() bool { return b.troubles.stalledSources() == hostile })
 	if entries := b.slots.copies.Entries(); len(entries) > 0 {
 		t.Errorf("slots are in use or waited for: %v", entries)
 	}
@@ -447,9 +448,7 @@ func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 						}
 					})
 				}
-				for len(resource.slots.Entries()) < claims {
-					time.Sleep(time.Millisecond)
-				}
+				await.True(t, "all claims hold a slot or wait", func() bool { return len(resource.slots.Entries()) == claims })
 				if n := held(resource.slots); n != tc.most {
 					t.Fatalf("%d of %d slots are in use, want %d", n, resource.number, tc.most)
 				}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
@@ -368,11 +369,11 @@ func TestMountedEntriesOfTheTrashAreNotRemoved(t *testing.T) {
 	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("stuck", func() bool { return b.count.stuck.Load() != nil })
+	await.True(w.T, "an entry of the trash is stuck", func() bool { return b.count.stuck.Load() != nil })
 	if other := w.create(b, "other"); b.Delete(context.Background(), other.ID, nil) != nil {
 		t.Error("another volume cannot be deleted")
 	}
-	w.eventually("emptied except for an entry", func() bool { return len(w.names(trashDir)) == 1 })
+	await.True(w.T, "the trash has one entry", func() bool { return len(w.names(trashDir)) == 1 })
 	if _, err := os.Stat(filepath.Join(target, "f")); err != nil {
 		t.Errorf("a file in use: %v", err)
 	}
@@ -398,14 +399,14 @@ func TestAnImmutableFileIsReportedAsTrashStuck(t *testing.T) {
 	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("stuck", func() bool { return b.count.stuck.Load() != nil })
+	await.True(w.T, "an entry of the trash is stuck", func() bool { return b.count.stuck.Load() != nil })
 	if why := *b.count.stuck.Load(); !strings.Contains(why, unix.EPERM.Error()) {
 		t.Errorf("the trash is stuck: %s, want %v", why, unix.EPERM)
 	}
 	unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, 0)
 	b.wakeTrash()
 	w.emptied()
-	w.eventually("well", func() bool { return b.count.stuck.Load() == nil })
+	await.True(w.T, "no entry is stuck", func() bool { return b.count.stuck.Load() == nil })
 }
 
 func TestDeepTreesAreRemoved(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/internal/winetest"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -155,7 +156,7 @@ func (w *world) start(change ...func(*Config)) *Backend {
 func (w *world) open(change ...func(*Config)) *Backend {
 	w.Helper()
 	b := w.start(change...)
-	w.eventually("ready", func() bool {
+	await.True(w.T, "the backend is ready", func() bool {
 		ready, err := b.Probe(context.Background())
 		if err != nil {
 			w.Fatal(err)
@@ -180,7 +181,7 @@ func (w *world) refused(change ...func(*Config)) error {
 	b := w.start(change...)
 	defer b.Close()
 	var err error
-	w.eventually("refused", func() bool {
+	await.True(w.T, "the backend refuses the root", func() bool {
 		_, err = b.Probe(context.Background())
 		return err != nil
 	})
@@ -194,13 +195,17 @@ func (w *world) refused(change ...func(*Config)) error {
 	return err
 }
 
-func (w *world) eventually(state string, done func() bool) {
-	w.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			w.Fatalf("not %s after 20 s", state)
+// awaitReady waits until a backend serves.
+func awaitReady(t testing.TB, b *Backend) {
+	t.Helper()
+	await.True(t, "the backend is ready", func() bool {
+		ready, err := b.Probe(context.Background())
+		if err != nil {
+			b.Close()
+			t.Fatalf("the root is not served: %v", err)
 		}
-	}
+		return ready
+	})
 }
 
 func (w *world) path(elem ...string) string {
@@ -232,7 +237,7 @@ func (w *world) create(b *Backend, name string) backend.Volume {
 
 func (w *world) emptied() {
 	w.Helper()
-	w.eventually("emptied", func() bool { return len(w.names(trashDir)) == 0 })
+	await.True(w.T, "the trash is empty", func() bool { return len(w.names(trashDir)) == 0 })
 }
 
 func TestVolumesSurviveARestart(t *testing.T) {
@@ -595,11 +600,11 @@ func TestARootThatIsMountedLaterIsServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := w.start()
-	w.eventually("refused", func() bool { _, err := b.Probe(context.Background()); return err != nil })
+	await.True(w.T, "the backend refuses the root", func() bool { _, err := b.Probe(context.Background()); return err != nil })
 	if err := os.Rename(w.cfg.Root+".away", w.cfg.Root); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("ready", func() bool { ready, _ := b.Probe(context.Background()); return ready })
+	await.True(w.T, "the backend is ready", func() bool { ready, _ := b.Probe(context.Background()); return ready })
 }
 
 func TestOneProcessServesARoot(t *testing.T) {
@@ -802,9 +807,7 @@ func FuzzCreate(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { b.Close() })
-	for ready := false; !ready; ready, _ = b.Probe(context.Background()) {
-		time.Sleep(time.Millisecond)
-	}
+	awaitReady(f, b)
 	empty, err := os.ReadDir(dir)
 	if err != nil || len(empty) < 6 {
 		f.Fatalf("the new root has %v, %v", empty, err)

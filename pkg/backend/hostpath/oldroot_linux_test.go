@@ -18,6 +18,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 )
@@ -155,7 +156,7 @@ func TestAnInterruptedRootOfAnEarlierReleaseIsServed(t *testing.T) {
 		t.Errorf("the archive has %d volumes, %d snapshots, %d parts and %d files", len(volumes), len(snapshots),
 			len(h.Parts), len(h.Files))
 	}
-	w.eventually("without the interrupted objects",
+	await.True(w.T, "the interrupted objects are gone",
 		func() bool { return len(w.names(stagingDir))+len(w.names(trashDir)) == 0 })
 	equal("the files", w.sums(), h.Files, nil)
 	for name, was := range before {

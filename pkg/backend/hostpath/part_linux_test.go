@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
@@ -213,7 +214,7 @@ func TestPartsOnTwoNodesShareAPointInTime(t *testing.T) {
 	var before []uint64
 	for i := range 8 {
 		start := last.Load()
-		nodes[0].eventually("written to", func() bool { return last.Load() > start })
+		await.True(nodes[0].T, "the image is written to", func() bool { return last.Load() > start })
 		before = append(before, last.Load())
 		groups = append(groups, partsOf(t, fmt.Sprint("g", i), nodes, ids))
 		slices.Reverse(nodes)
@@ -254,7 +255,7 @@ func TestAPartFailsWhenTheCallerAnswersTooLate(t *testing.T) {
 	n.Backend.cfg.Images = changed{Images: images,
 		freeze: func(ctx context.Context, tenant string, paths []string, _ time.Duration,
 			cut func(context.Context) error) error {
-			return images.Freeze(ctx, tenant, paths, 500*time.Millisecond, cut)
+			return images.Freeze(ctx, tenant, paths, time.Second, cut)
 		}}
 	id, file := n.disk("v")
 	var last atomic.Uint64
@@ -269,7 +270,7 @@ func TestAPartFailsWhenTheCallerAnswersTooLate(t *testing.T) {
 		"nil after the thaw": {func(ctx context.Context) error {
 			<-ctx.Done()
 			start := last.Load() // and the caller returns only after further writes
-			n.eventually("written to", func() bool { return last.Load() > start+1 })
+			await.True(n.T, "the image is written to", func() bool { return last.Load() > start+1 })
 			return nil
 		}, mounter.ErrThawed},
 	} {

@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
@@ -222,7 +223,7 @@ func TestARootOfAnEarlierReleaseIsServed(t *testing.T) {
 	if after := w.records(); !reflect.DeepEqual(after, before) {
 		t.Errorf("a start changed records: %v\nwere %v", after, before)
 	}
-	w.eventually("without the interrupted objects",
+	await.True(w.T, "the interrupted objects are gone",
 		func() bool { return len(w.names(stagingDir))+len(w.names(trashDir)) == 0 })
 	for _, n := range h.Snapshots {
 		if n.Group != "" {

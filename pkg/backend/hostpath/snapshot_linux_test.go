@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
@@ -322,6 +323,56 @@ func slowCopy(t *testing.T) (w *world, b *Backend, v backend.Volume, finish func
 	return w, b, v, occupy(t, b.slots.copies)
 }
 
+// impatient is the context of a caller whose deadline passes when a call begins to wait.
+type impatient struct {
+	context.Context
+	pass   func()
+	passed chan struct{}
+}
+
+func newImpatient() impatient {
+	passed := make(chan struct{})
+	return impatient{context.Background(), sync.OnceFunc(func() { close(passed) }), passed}
+}
+
+func (i impatient) Done() <-chan struct{} {
+	i.pass()
+	return i.passed
+}
+
+func (i impatient) Err() error {
+	select {
+	case <-i.passed:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+// tick waits until a change of the file would get another time: the clock of a filesystem can be
+// coarse.
+func (w *world) tick(path string) {
+	w.Helper()
+	before, err := os.Stat(path)
+	if err != nil {
+		w.Fatal(err)
+	}
+	probe := path + ".tick"
+	await.True(w.T, "the clock of the filesystem ticks", func() bool {
+		if err := os.WriteFile(probe, []byte("x"), 0o600); err != nil {
+			w.Fatal(err)
+		}
+		now, err := os.Stat(probe)
+		if err != nil {
+			w.Fatal(err)
+		}
+		return now.ModTime().After(before.ModTime())
+	})
+	if err := os.Remove(probe); err != nil {
+		w.Fatal(err)
+	}
+}
+
 // occupy takes all slots of a resource, for other tenants, until release is called.
 func occupy(t *testing.T, s *fair.Slots) (release func()) {
 	t.Helper()
@@ -345,19 +396,14 @@ func TestACopyOutlivesItsCallersAndARetryJoinsIt(t *testing.T) {
 	w, b, v, finish := slowCopy(t)
 	defer finish()
 	o := backend.SnapshotOptions{Name: "n", Source: v.ID}
-	short := func() context.Context {
-		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-		t.Cleanup(cancel)
-		return ctx
-	}
-	if _, err := b.Snapshot(short(), o); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := b.Snapshot(newImpatient(), o); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the first call: %v, want DeadlineExceeded", err)
 	}
-	if _, err := b.Snapshot(short(), o); !errors.Is(err, backend.ErrBusy) {
+	if _, err := b.Snapshot(newImpatient(), o); !errors.Is(err, backend.ErrBusy) {
 		t.Errorf("a retry: %v, want ErrBusy", err)
 	}
 	other := w.device(b, "other", 8*mib)
-	if _, err := b.Snapshot(short(), backend.SnapshotOptions{Name: "n", Source: other.ID}); !errors.Is(err,
+	if _, err := b.Snapshot(newImpatient(), backend.SnapshotOptions{Name: "n", Source: other.ID}); !errors.Is(err,
 		backend.ErrExists) {
 		t.Errorf("a snapshot of another volume with the same name: %v, want ErrExists", err)
 	}
@@ -391,13 +437,11 @@ func TestTheCopyOfAChangedImageIsDiscarded(t *testing.T) {
 	w, b, v, finish := slowCopy(t)
 	defer finish()
 	o := backend.SnapshotOptions{Name: "n", Source: v.ID}
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := b.Snapshot(ctx, o); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := b.Snapshot(newImpatient(), o); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	w.eventually("waiting", func() bool { return b.jobs.WritesBlocked(v.ID) })
-	time.Sleep(20 * time.Millisecond) // a clock tick of the filesystem
+	await.True(w.T, "the copy waits", func() bool { return b.jobs.WritesBlocked(v.ID) })
+	w.tick(w.disk(v.ID))
 	w.write(w.disk(v.ID), 0, []byte("sneaky"))
 	finish()
 	if _, err := b.Snapshot(context.Background(), o); !errors.Is(err, backend.ErrBusy) {
@@ -411,9 +455,7 @@ func TestTheCopyOfAChangedImageIsDiscarded(t *testing.T) {
 func TestCloseRollsBackACopy(t *testing.T) {
 	w, b, v, finish := slowCopy(t)
 	defer finish()
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := b.Clone(ctx, v.ID, deviceOptions("c", 0)); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := b.Clone(newImpatient(), v.ID, deviceOptions("c", 0)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
 	again := w.restart(b)
@@ -493,7 +535,7 @@ func TestASnapshotOnAFullDiskLeavesNothing(t *testing.T) {
 			if err := os.Truncate(w.path(volumesDir, v.ID, dataDir, "big"), mib); err != nil {
 				t.Fatal(err)
 			}
-			w.eventually("possible again", func() bool { // on btrfs after the next commit
+			await.True(w.T, "it is possible again", func() bool { // on btrfs after the next commit
 				testdisk.Syncfs(t, w.path())
 				_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
 				return err == nil
@@ -727,7 +769,7 @@ func TestAbilitiesAreProbedAgainAfterAFullDisk(t *testing.T) {
 			if err := os.Remove(w.path("filler")); err != nil {
 				t.Fatal(err)
 			}
-			w.eventually("possible", func() bool {
+			await.True(w.T, "it is possible", func() bool {
 				w.sync()
 				_, err := b.SnapshotGroup(context.Background(), backend.GroupOptions{Name: "g", Sources: ids})
 				return err == nil

@@ -123,7 +123,7 @@ var sidecarMessages = []message{
 		"the message names the directory; if the kubelet's root is elsewhere, set kubeletDir", pageSidecars),
 	known(`forbidden|cannot (list|watch|get|create|patch|update)`, "the ServiceAccount lacks a right",
 		"apply the roles of the chart again", pageObjects),
-	known(`socket|connect|has not told its name yet`, "the driver's socket does not exist or does not answer", "see the log of the container driver in this pod", pageSidecars),
+	known(`socket|connect|has not told its name yet|name is not known yet`, "the driver's socket does not exist or does not answer", "see the log of the container driver in this pod", pageSidecars),
 }
 
 // podMessages are those of the kubelet and of the API server about a pod of the driver.

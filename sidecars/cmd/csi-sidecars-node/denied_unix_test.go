@@ -16,11 +16,11 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/unprivileged"
 )
 
@@ -33,9 +33,6 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(m.Run())
 }
-
-// guard is the limit for an expected event.
-const guard = 30 * time.Second
 
 // driver is healthy.
 type driver struct {
@@ -95,7 +92,6 @@ func program(t *testing.T, args ...string) *output {
 	cmd := exec.CommandContext(t.Context(), unprivileged.Self(t), args...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = "/", append(os.Environ(), asProgram+"=1"), &out, &out
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = guard
 	if os.Geteuid() == 0 {
 		cmd.SysProcAttr = unprivileged.Credential()
 	}
@@ -115,21 +111,19 @@ func program(t *testing.T, args ...string) *output {
 // answers waits until a URL answers with a code and a text that has all words.
 func answers(t *testing.T, log *output, url string, code int, words ...string) {
 	t.Helper()
-	var last string
-	for end := time.Now().Add(guard); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	await.NoError(t, fmt.Sprintf("%s answers %d with %q", url, code, words), func() error {
 		answer, err := http.Get(url)
 		if err != nil {
-			last = err.Error()
-			continue
+			return fmt.Errorf("%w\nThe log:\n%s", err, log)
 		}
 		body, err := io.ReadAll(answer.Body)
 		answer.Body.Close()
-		if last = fmt.Sprint(answer.StatusCode, " ", string(body), err); answer.StatusCode == code &&
-			hasAll(last, words) {
-			return
+		if text := fmt.Sprint(answer.StatusCode, " ", string(body), err); answer.StatusCode != code ||
+			!hasAll(text, words) {
+			return fmt.Errorf("it answers %s\nThe log:\n%s", text, log)
 		}
-	}
-	t.Fatalf("%s never answered %d with %q, but %s\nThe log:\n%s", url, code, words, last, log)
+		return nil
+	})
 }
 
 func hasAll(text string, words []string) bool {

@@ -31,20 +31,20 @@ func (a answer) over(held []v1.VolumeHealthCondition) []v1.VolumeHealthCondition
 	return normal(slices.Concat(held, a.conditions))
 }
 
-// ask returns its answers by volume ID. With an error, the list failed; the answers are then those
+// queryAll returns the answers of the driver by volume ID. With an error, the list failed; the answers are then those
 // of the single volumes.
-func (m *Monitor) ask(ctx context.Context, targets map[string][]target) (map[string]answer, error) {
+func (m *Monitor) queryAll(ctx context.Context, targets map[string][]target) (map[string]answer, error) {
 	m.unreadable = &failures{}
 	if !m.source.lists {
-		return m.askEach(ctx, targets, slices.Sorted(maps.Keys(targets))), nil
+		return m.queryEach(ctx, targets, slices.Sorted(maps.Keys(targets))), nil
 	}
 	found, err := m.list(ctx, targets)
 	switch {
 	case err == nil:
-		maps.Copy(found, m.askEach(ctx, targets, m.absent(targets, found)))
+		maps.Copy(found, m.queryEach(ctx, targets, m.absent(targets, found)))
 		return found, nil
 	case m.source.gets:
-		found = m.askEach(ctx, targets, slices.Sorted(maps.Keys(targets)))
+		found = m.queryEach(ctx, targets, slices.Sorted(maps.Keys(targets)))
 	default:
 		found = nil
 	}
@@ -104,7 +104,7 @@ func (m *Monitor) pages(ctx context.Context, wanted map[string][]target) (map[st
 		case err != nil:
 			return nil, err
 		}
-		m.take(reports, wanted, found)
+		m.keepReports(reports, wanted, found)
 		if token = next; token == "" {
 			return found, nil
 		}
@@ -122,8 +122,8 @@ func (m *Monitor) page(ctx context.Context, token string) ([]report, string, err
 	return m.source.page(ctx, int32(m.PageSize), token)
 }
 
-// take keeps the reports of volumes with a claim. Others would cost memory.
-func (m *Monitor) take(reports []report, wanted map[string][]target, found map[string]answer) {
+// keepReports keeps the reports of volumes with a claim. Others would cost memory.
+func (m *Monitor) keepReports(reports []report, wanted map[string][]target, found map[string]answer) {
 	for _, r := range reports {
 		if _, ok := wanted[r.id]; !ok {
 			continue
@@ -166,8 +166,8 @@ type inquiry struct {
 	trouble map[string]trouble // for the next round
 }
 
-// askEach queries the volumes singly, with several workers.
-func (m *Monitor) askEach(ctx context.Context, targets map[string][]target, ids []string) map[string]answer {
+// queryEach queries the volumes singly, with several workers.
+func (m *Monitor) queryEach(ctx context.Context, targets map[string][]target, ids []string) map[string]answer {
 	ctx, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	q := &inquiry{
@@ -177,7 +177,7 @@ func (m *Monitor) askEach(ctx context.Context, targets map[string][]target, ids 
 	var group errgroup.Group
 	group.SetLimit(m.Workers)
 	for _, id := range ids {
-		group.Go(func() error { q.ask(ctx, id); return nil })
+		group.Go(func() error { q.query(ctx, id); return nil })
 	}
 	_ = group.Wait()
 	m.trouble = q.trouble // drops volumes that were not queried: the list had them, or they are gone
@@ -192,9 +192,9 @@ func (m *Monitor) probe(ctx context.Context) bool {
 	return err == nil
 }
 
-// ask queries a volume, unless its pause has not ended or the driver does not answer.
-func (q *inquiry) ask(ctx context.Context, id string) {
-	if before := q.Monitor.trouble[id]; q.now().Before(before.again) {
+// query queries a volume, unless its pause has not ended or the driver does not answer.
+func (q *inquiry) query(ctx context.Context, id string) {
+	if before := q.Monitor.trouble[id]; time.Now().Before(before.again) {
 		q.keep(id, answer{}, before)
 		return
 	}
@@ -294,7 +294,7 @@ func (q *inquiry) again(id, reason string) trouble {
 	}
 	t.times++
 	if reason == reasonNotFound {
-		t.again = q.now().Add(min(q.GetInterval<<min(t.times-1, 10), maxPause))
+		t.again = time.Now().Add(min(q.GetInterval<<min(t.times-1, 10), maxPause))
 	}
 	return t
 }

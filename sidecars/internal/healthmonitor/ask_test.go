@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/csi-lib-utils/rpc"
@@ -44,64 +44,70 @@ func TestLists(t *testing.T) {
 			func(d *fakeDriver) { d.lastErr = status.Error(codes.Unavailable, "node-7 is away") }, 2, 5},
 		{"a list without end makes it ask one by one", func(d *fakeDriver) { d.sameToken = true }, 2, 5},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.name, bubble(func(t *testing.T) {
 			d := five()
 			c.change(d)
 			h := start(t, newAPI(true, bounds("a", "b", "c", "d", "e")...), d)
-			h.look()
+			h.runRound()
 			if lists, gets := d.calls(); lists != c.lists || gets != c.gets {
 				t.Errorf("%d lists and %d gets, want %d and %d", lists, gets, c.lists, c.gets)
 			}
 			for _, claim := range []string{"claim-a", "claim-b", "claim-c", "claim-d", "claim-e"} {
 				h.wants("status of "+claim, h.health(claim), "Degraded(Slow)")
 			}
-		})
+		}))
 	}
 }
 
 func TestTheNextRoundIsSoonerAfterAListThatFailed(t *testing.T) {
-	d := five()
-	h := start(t, newAPI(true, bound("a")...), d)
-	if wait, err := h.round(t.Context()); err != nil || wait != time.Hour {
-		t.Errorf("after a list: %v, %v, want an hour", wait, err)
-	}
-	d.set(func(d *fakeDriver) { d.listErr = status.Error(codes.Unavailable, "away") })
-	if wait, err := h.round(t.Context()); err == nil || wait != time.Minute {
-		t.Errorf("after a list that failed: %v, %v, want a minute and an error for the log", wait, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		d := five()
+		h := start(t, newAPI(true, bound("a")...), d)
+		if wait, err := h.round(t.Context()); err != nil || wait != h.ListInterval {
+			t.Errorf("after a list: %v, %v, want an hour", wait, err)
+		}
+		d.set(func(d *fakeDriver) { d.listErr = status.Error(codes.Unavailable, "away") })
+		if wait, err := h.round(t.Context()); err == nil || wait != h.GetInterval {
+			t.Errorf("after a list that failed: %v, %v, want a minute and an error for the log", wait, err)
+		}
+	})
 }
 
 func TestADriverWithoutListsIsQueriedForEachVolume(t *testing.T) {
-	d := five()
-	h := start(t, newAPI(true, bounds("a", "b")...), d, func(c *Config) {
-		c.Capabilities = rpc.ControllerCapabilitySet{csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH: true}
+	synctest.Test(t, func(t *testing.T) {
+		d := five()
+		h := start(t, newAPI(true, bounds("a", "b")...), d, func(c *Config) {
+			c.Capabilities = rpc.ControllerCapabilitySet{csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH: true}
+		})
+		if wait, err := h.round(t.Context()); err != nil || wait != h.GetInterval {
+			t.Errorf("round: %v, %v, want a minute", wait, err)
+		}
+		if lists, gets := d.calls(); lists != 0 || gets != 2 {
+			t.Errorf("%d lists and %d gets, want 0 and 2", lists, gets)
+		}
 	})
-	if wait, err := h.round(t.Context()); err != nil || wait != time.Minute {
-		t.Errorf("round: %v, %v, want a minute", wait, err)
-	}
-	if lists, gets := d.calls(); lists != 0 || gets != 2 {
-		t.Errorf("%d lists and %d gets, want 0 and 2", lists, gets)
-	}
 }
 
 func TestAVolumeMissingFromAListIsQueriedBeforeItCountsAsHealthy(t *testing.T) {
-	d := holding(sickness{"vol-a": slow})
-	h := start(t, newAPI(true, bound("a")...), d)
-	h.look()
-	d.set(func(d *fakeDriver) { d.unlisted["vol-a"] = true })
-	h.restart() // the earlier condition is in the claim's status only
-	d.calls()
-	h.look()
-	h.wants("status of a volume that was missed", h.health("claim-a"), "Degraded(Slow)")
-	if _, gets := d.calls(); gets != 1 {
-		t.Errorf("%d gets, want 1", gets)
-	}
-	d.set(func(d *fakeDriver) { d.errs["vol-a"] = status.Error(codes.Internal, "confused") })
-	h.look()
-	h.wants("status when that fails", h.health("claim-a"), "Degraded(Slow)")
-	d.set(func(d *fakeDriver) { d.errs["vol-a"], d.volumes["vol-a"] = nil, nil })
-	h.look()
-	h.wants("status when it is well", h.health("claim-a"))
+	synctest.Test(t, func(t *testing.T) {
+		d := holding(sickness{"vol-a": slow})
+		h := start(t, newAPI(true, bound("a")...), d)
+		h.runRound()
+		d.set(func(d *fakeDriver) { d.unlisted["vol-a"] = true })
+		h.restart() // the earlier condition is in the claim's status only
+		d.calls()
+		h.runRound()
+		h.wants("status of a volume that was missed", h.health("claim-a"), "Degraded(Slow)")
+		if _, gets := d.calls(); gets != 1 {
+			t.Errorf("%d gets, want 1", gets)
+		}
+		d.set(func(d *fakeDriver) { d.errs["vol-a"] = status.Error(codes.Internal, "confused") })
+		h.runRound()
+		h.wants("status when that fails", h.health("claim-a"), "Degraded(Slow)")
+		d.set(func(d *fakeDriver) { d.errs["vol-a"], d.volumes["vol-a"] = nil, nil })
+		h.runRound()
+		h.wants("status when it is well", h.health("claim-a"))
+	})
 }
 
 // behind has a volume without an answer, and a list that fails for it.
@@ -136,99 +142,109 @@ func TestAVolumeWithoutAnswer(t *testing.T) {
 		{"INTERNAL says nothing of a volume", status.Error(codes.Internal, "bug"), func(*fakeDriver) {}, ""},
 		{"a driver that is away says nothing of its volumes", unavailable, func(d *fakeDriver) { d.away = true }, ""},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.name, bubble(func(t *testing.T) {
 			d := behind(c.err)
 			h := start(t, newAPI(true, bounds("a", "b")...), d)
-			h.look()
+			h.runRound()
 			if got := h.health("claim-a"); c.err != nil && len(got) > 0 {
 				t.Errorf("%q after one round", got)
 			}
 			d.set(c.second)
-			h.look()
+			h.runRound()
 			if got := strings.Join(h.health("claim-a"), "; "); !strings.HasPrefix(got, c.want) ||
 				(got == "") != (c.want == "") {
 				t.Errorf("got %q, want %q…", got, c.want)
 			}
 			h.wants("the volume beside it", h.health("claim-b"))
-		})
+		}))
 	}
 }
 
 func TestAFailedCallIsNoRecovery(t *testing.T) {
-	d := behind(nil)
-	h := start(t, newAPI(true, bounds("a", "b")...), d)
-	h.look()
-	for round := range 4 {
-		d.set(func(d *fakeDriver) { d.errs["vol-a"] = status.Errorf(codes.Unavailable, "attempt %d", round) })
-		h.look()
-	}
-	got := h.health("claim-a")
-	if len(got) != 2 || !strings.HasPrefix(got[0], "Inaccessible(NoAnswer)") || got[1] != "Degraded(Slow)" {
-		t.Errorf("status %q, want what it had, and that it is inaccessible", got)
-	}
-	if n := h.api.written(); n != 2 {
-		t.Errorf("%d writes, want 2: words that differ each time cost none", n)
-	}
-	d.set(func(d *fakeDriver) { d.errs["vol-a"] = nil })
-	h.look()
-	h.wants("status when it answers again", h.health("claim-a"), "Degraded(Slow)")
+	synctest.Test(t, func(t *testing.T) {
+		d := behind(nil)
+		h := start(t, newAPI(true, bounds("a", "b")...), d)
+		h.runRound()
+		for round := range 4 {
+			d.set(func(d *fakeDriver) { d.errs["vol-a"] = status.Errorf(codes.Unavailable, "attempt %d", round) })
+			h.runRound()
+		}
+		got := h.health("claim-a")
+		if len(got) != 2 || !strings.HasPrefix(got[0], "Inaccessible(NoAnswer)") || got[1] != "Degraded(Slow)" {
+			t.Errorf("status %q, want what it had, and that it is inaccessible", got)
+		}
+		if n := h.api.written(); n != 2 {
+			t.Errorf("%d writes, want 2: words that differ each time cost none", n)
+		}
+		d.set(func(d *fakeDriver) { d.errs["vol-a"] = nil })
+		h.runRound()
+		h.wants("status when it answers again", h.health("claim-a"), "Degraded(Slow)")
+	})
 }
 
 func TestAnAbsentDriverIsNotQueriedForEveryVolume(t *testing.T) {
-	d := five()
-	d.away = true
-	h := start(t, newAPI(true, bounds("a", "b", "c", "d", "e")...), d)
-	h.look()
-	if _, gets := d.calls(); gets != 1 {
-		t.Errorf("%d gets, want 1", gets)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		d := five()
+		d.away = true
+		h := start(t, newAPI(true, bounds("a", "b", "c", "d", "e")...), d)
+		h.runRound()
+		if _, gets := d.calls(); gets != 1 {
+			t.Errorf("%d gets, want 1", gets)
+		}
+	})
 }
 
 func TestAVolumeThatIsNotFoundIsQueriedAtGrowingIntervals(t *testing.T) {
-	d := behind(status.Error(codes.NotFound, "no volume"))
-	h := start(t, newAPI(true, bound("a")...), d)
-	var asked []int
-	for round := range 50 {
-		h.look()
-		if _, gets := d.calls(); gets > 0 {
-			asked = append(asked, round)
+	synctest.Test(t, func(t *testing.T) {
+		d := behind(status.Error(codes.NotFound, "no volume"))
+		h := start(t, newAPI(true, bound("a")...), d)
+		var asked []int
+		for round := range 50 {
+			h.runRound()
+			if _, gets := d.calls(); gets > 0 {
+				asked = append(asked, round)
+			}
 		}
-	}
-	if want := []int{0, 1, 3, 7, 15, 30, 45}; !slices.Equal(asked, want) {
-		t.Errorf("asked in minutes %v, want %v", asked, want)
-	}
-	if n := len(h.events.said()); n != 1 {
-		t.Errorf("%d events, want 1", n)
-	}
+		if want := []int{0, 1, 3, 7, 15, 30, 45}; !slices.Equal(asked, want) {
+			t.Errorf("asked in minutes %v, want %v", asked, want)
+		}
+		if n := len(h.events.said()); n != 1 {
+			t.Errorf("%d events, want 1", n)
+		}
+	})
 }
 
 func TestAVolumeThatIsBeingDeletedMayBeGone(t *testing.T) {
-	objects, now := bound("a"), metav1.Now()
-	objects[1].(*v1.PersistentVolumeClaim).DeletionTimestamp = &now
-	h := start(t, newAPI(true, objects...), behind(status.Error(codes.NotFound, "no volume")))
-	h.look()
-	h.look()
-	h.wants("status", h.health("claim-a"))
+	synctest.Test(t, func(t *testing.T) {
+		objects, now := bound("a"), metav1.Now()
+		objects[1].(*v1.PersistentVolumeClaim).DeletionTimestamp = &now
+		h := start(t, newAPI(true, objects...), behind(status.Error(codes.NotFound, "no volume")))
+		h.runRound()
+		h.runRound()
+		h.wants("status", h.health("claim-a"))
+	})
 }
 
 // The controller of a driver need not know the volume of a PV that an administrator wrote.
 func TestAStaticVolumeNeedNotBeKnown(t *testing.T) {
-	objects := bound("a")
-	objects[0].(*v1.PersistentVolume).Annotations = nil
-	d := behind(status.Error(codes.NotFound, "no volume"))
-	h := start(t, newAPI(true, objects...), d)
-	for range 4 {
-		h.look()
-	}
-	h.wants("status", h.health("claim-a"))
-	if _, gets := d.calls(); gets == 0 {
-		t.Error("the monitor did not query the volume")
-	}
-	d.set(func(d *fakeDriver) { d.errs["vol-a"] = status.Error(codes.Unavailable, "its server is away") })
-	h.look()
-	h.look()
-	h.wants("status", h.health("claim-a"), "Inaccessible(NoAnswer) the CSI driver works, but has no "+
-		"answer for this volume, as if its node or storage were away: its server is away")
+	synctest.Test(t, func(t *testing.T) {
+		objects := bound("a")
+		objects[0].(*v1.PersistentVolume).Annotations = nil
+		d := behind(status.Error(codes.NotFound, "no volume"))
+		h := start(t, newAPI(true, objects...), d)
+		for range 4 {
+			h.runRound()
+		}
+		h.wants("status", h.health("claim-a"))
+		if _, gets := d.calls(); gets == 0 {
+			t.Error("the monitor did not query the volume")
+		}
+		d.set(func(d *fakeDriver) { d.errs["vol-a"] = status.Error(codes.Unavailable, "its server is away") })
+		h.runRound()
+		h.runRound()
+		h.wants("status", h.health("claim-a"), "Inaccessible(NoAnswer) the CSI driver works, but has no "+
+			"answer for this volume, as if its node or storage were away: its server is away")
+	})
 }
 
 func TestAnAnswerForAnotherVolumeIsNoAnswer(t *testing.T) {
@@ -237,13 +253,13 @@ func TestAnAnswerForAnotherVolumeIsNoAnswer(t *testing.T) {
 		"a health of no ID": {VolumeHealth: &csi.VolumeHealth{}},
 		"another volume's":  {VolumeHealth: &csi.VolumeHealth{VolumeId: "vol-b"}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			d := behind(nil)
 			h := start(t, newAPI(true, bound("a")...), d)
-			h.look()
+			h.runRound()
 			d.set(func(d *fakeDriver) { d.instead = instead })
-			h.look()
+			h.runRound()
 			h.wants("status", h.health("claim-a"), "Degraded(Slow)")
-		})
+		}))
 	}
 }

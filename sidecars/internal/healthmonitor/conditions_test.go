@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -82,34 +83,38 @@ func TestNoiseMakesAConditionThatTheAPIServerTakes(t *testing.T) {
 }
 
 func TestAHostileDriverBreaksNothing(t *testing.T) {
-	var many []*csi.VolumeHealth_VolumeHealthEntry
-	for i := range 40 {
-		many = append(many, degraded(fmt.Sprintf("Reason%02d", i), strings.Repeat("é\n", 2000)))
-	}
-	many = append(many, lost(strings.Repeat("\x1b!", 500), "\x1b[2J\u202egone"),
-		entry(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "X", ""), entry(77, "Y", ""))
-	d := holding(sickness{"vol-a": many, "vol-b": slow})
-	h := start(t, newAPI(true, bounds("a", "b")...), d)
-	h.look()
-	got := h.health("claim-a")
-	if len(got) != maxConditions || got[0] != "DataLoss(Unspecified) [2J gone" {
-		t.Errorf("%d conditions, the first %q, want %d and the worst", len(got), got[0], maxConditions)
-	}
-	h.wants("the volume beside it", h.health("claim-b"), "Degraded(Slow)")
-	for _, e := range h.events.said() {
-		if strings.Contains(e, "what no event may have") {
-			t.Error(e)
+	synctest.Test(t, func(t *testing.T) {
+		var many []*csi.VolumeHealth_VolumeHealthEntry
+		for i := range 40 {
+			many = append(many, degraded(fmt.Sprintf("Reason%02d", i), strings.Repeat("é\n", 2000)))
 		}
-	}
+		many = append(many, lost(strings.Repeat("\x1b!", 500), "\x1b[2J\u202egone"),
+			entry(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "X", ""), entry(77, "Y", ""))
+		d := holding(sickness{"vol-a": many, "vol-b": slow})
+		h := start(t, newAPI(true, bounds("a", "b")...), d)
+		h.runRound()
+		got := h.health("claim-a")
+		if len(got) != maxConditions || got[0] != "DataLoss(Unspecified) [2J gone" {
+			t.Errorf("%d conditions, the first %q, want %d and the worst", len(got), got[0], maxConditions)
+		}
+		h.wants("the volume beside it", h.health("claim-b"), "Degraded(Slow)")
+		for _, e := range h.events.said() {
+			if strings.Contains(e, "what no event may have") {
+				t.Error(e)
+			}
+		}
+	})
 }
 
 func TestHostileErrorsBecomeWords(t *testing.T) {
-	d := behind(status.Error(codes.Unavailable, "node\x1b[31m\xff\n"+strings.Repeat("é", 2000)))
-	h := start(t, newAPI(true, bounds("a", "b")...), d)
-	h.look()
-	h.look()
-	if got := h.health("claim-a"); len(got) != 1 || !strings.HasPrefix(got[0], "Inaccessible(NoAnswer)") ||
-		strings.ContainsAny(got[0], "\x1b\n") {
-		t.Errorf("status %q", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		d := behind(status.Error(codes.Unavailable, "node\x1b[31m\xff\n"+strings.Repeat("é", 2000)))
+		h := start(t, newAPI(true, bounds("a", "b")...), d)
+		h.runRound()
+		h.runRound()
+		if got := h.health("claim-a"); len(got) != 1 || !strings.HasPrefix(got[0], "Inaccessible(NoAnswer)") ||
+			strings.ContainsAny(got[0], "\x1b\n") {
+			t.Errorf("status %q", got)
+		}
+	})
 }

@@ -34,18 +34,24 @@ func (c *controller) About() string {
 		"to metrics."
 }
 
+// defaults are those of upstream's csi-external-health-monitor-controller.
+var defaults = Options{
+	ListInterval: 5 * time.Minute, GetInterval: time.Minute, Timeout: 15 * time.Second, Workers: 10, PageSize: 500,
+	PodEvents: true,
+}
+
 // Flags has the names and defaults of upstream's csi-external-health-monitor-controller.
 func (c *controller) Flags(f *sidecar.Flags) {
 	o := &c.options
-	f.Duration(&o.ListInterval, "list-volumes-interval", 5*time.Minute,
+	f.Duration(&o.ListInterval, "list-volumes-interval", defaults.ListInterval,
 		"pause between two rounds, if the driver can list volumes")
-	f.Duration(&o.GetInterval, "monitor-interval", time.Minute,
+	f.Duration(&o.GetInterval, "monitor-interval", defaults.GetInterval,
 		"pause between two rounds that query each volume, and after a failed list")
-	f.Duration(&o.Timeout, "timeout", 15*time.Second, "time limit of a call to the driver")
-	f.Int(&o.Workers, "worker-threads", 10,
+	f.Duration(&o.Timeout, "timeout", defaults.Timeout, "time limit of a call to the driver")
+	f.Int(&o.Workers, "worker-threads", defaults.Workers,
 		"maximum number of volumes that are queried, and of claims that are written, at the same time")
-	f.Int(&o.PageSize, "max-entries", 500, "maximum number of volumes in a page of a list; 0: the driver decides")
-	f.Bool(&o.PodEvents, "pod-events", true,
+	f.Int(&o.PageSize, "max-entries", defaults.PageSize, "maximum number of volumes in a page of a list; 0: the driver decides")
+	f.Bool(&o.PodEvents, "pod-events", defaults.PodEvents,
 		"write events on the pods that use a volume, too; this needs a cache of all pods")
 	f.Bool(&o.UnknownConditions, "unknown-conditions", false,
 		"report conditions of a type that CSI v1.13 does not have, with the status Unknown, as proposed for KEP-1432; "+

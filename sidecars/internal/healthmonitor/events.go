@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,15 +46,15 @@ func (m *Monitor) tellMessage(c *v1.PersistentVolumeClaim, r *memory, after []v1
 	if i < 0 {
 		return
 	}
-	now := m.now()
+	now := time.Now()
 	switch {
 	case !slices.ContainsFunc(r.held, isVolumeCondition): // tell has just made the event
-	case after[i].Message == r.told || now.Before(r.toldAt.Add(textEvery)):
+	case after[i].Message == r.lastEvent || now.Before(r.lastEventAt.Add(textEvery)):
 		return
 	default:
 		m.event(c, m.users(c), v1.EventTypeWarning, eventAbnormal, phrase(after[i]))
 	}
-	r.told, r.toldAt = after[i].Message, now
+	r.lastEvent, r.lastEventAt = after[i].Message, now
 }
 
 // event makes an event on a claim and on pods. The limit is that of events.k8s.io/v1.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -56,6 +57,7 @@ type fakeDriver struct {
 	away      bool
 	instead   *csi.ControllerGetVolumeHealthResponse // answered for every volume
 	hang      bool                                   // a volume that is well answers when its caller has lost patience
+	silent    bool                                   // no call is answered
 	answersAs *string                                // the volume ID in all answers of ControllerGetVolume
 	// of CSI v1.12: the unknown fields of each VolumeStatus, by volume ID
 	statuses map[string]string
@@ -63,7 +65,18 @@ type fakeDriver struct {
 	gets     int
 }
 
-func (d *fakeDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+// awaitCaller waits until the caller of a silent driver has lost patience.
+func (d *fakeDriver) awaitCaller(ctx context.Context) {
+	d.mu.Lock()
+	silent := d.silent
+	d.mu.Unlock()
+	if silent {
+		<-ctx.Done()
+	}
+}
+
+func (d *fakeDriver) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	d.awaitCaller(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.away {
@@ -74,6 +87,7 @@ func (d *fakeDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeRespon
 
 func (d *fakeDriver) ControllerGetVolumeHealth(ctx context.Context,
 	req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+	d.awaitCaller(ctx)
 	id := req.GetVolumeId()
 	d.mu.Lock()
 	d.gets++
@@ -100,8 +114,9 @@ func (d *fakeDriver) ControllerGetVolumeHealth(ctx context.Context,
 }
 
 // ControllerListVolumeHealth has the number of volumes before the page for a token.
-func (d *fakeDriver) ControllerListVolumeHealth(_ context.Context,
+func (d *fakeDriver) ControllerListVolumeHealth(ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
+	d.awaitCaller(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lists++
@@ -344,7 +359,6 @@ type harness struct {
 	api      *fakeAPI
 	events   *events
 	registry *prometheus.Registry
-	clock    time.Time
 	config   Config
 	freeze   func() // the caches stay as they are
 }
@@ -354,15 +368,17 @@ var listAndGet = rpc.ControllerCapabilitySet{
 	csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH:  true,
 }
 
-// start makes a monitor whose caches are filled. A single worker keeps the number of writes exact.
+// bubble returns a test that runs in a synctest bubble.
+func bubble(test func(t *testing.T)) func(t *testing.T) {
+	return func(t *testing.T) { synctest.Test(t, test) }
+}
+
+// start makes a monitor whose caches are filled, in a bubble. A single worker keeps the number of writes exact.
 func start(t *testing.T, api *fakeAPI, d *fakeDriver, change ...func(*Config)) *harness {
 	t.Helper()
-	h := &harness{T: t, driver: d, api: api, clock: time.Date(2026, 11, 3, 12, 0, 0, 0, time.UTC)}
-	h.config = Config{
-		Options: Options{ListInterval: time.Hour, GetInterval: time.Minute, Timeout: 10 * time.Second, Workers: 1,
-			PageSize: 2, PodEvents: true},
-		Driver: driverName, Capabilities: listAndGet, Conn: dial(t, d), Client: api,
-	}
+	h := &harness{T: t, driver: d, api: api}
+	h.config = Config{Options: defaults, Driver: driverName, Capabilities: listAndGet, Conn: dial(t, d), Client: api}
+	h.config.Workers, h.config.PageSize = 1, 2
 	for _, c := range change {
 		c(&h.config)
 	}
@@ -380,7 +396,6 @@ func (h *harness) restart() {
 	if err != nil {
 		h.Fatal(err)
 	}
-	m.now = func() time.Time { return h.clock }
 	h.Monitor = m
 	ctx, cancel := context.WithCancel(h.Context())
 	h.config.Informers.Start(ctx.Done())
@@ -389,35 +404,14 @@ func (h *harness) restart() {
 	h.Cleanup(h.freeze)
 }
 
-// look makes a round, a minute after the round before, and waits until the caches have its writes.
-func (h *harness) look() {
+// runRound makes a round, a minute after the round before, and waits until the caches have its writes.
+func (h *harness) runRound() {
 	h.Helper()
-	h.clock = h.clock.Add(h.GetInterval)
+	time.Sleep(h.GetInterval)
 	if _, err := h.round(h.Context()); err != nil {
 		h.Log("round:", err)
 	}
-	all, err := h.api.CoreV1().PersistentVolumeClaims("").List(h.Context(), metav1.ListOptions{})
-	if err != nil {
-		h.Fatal(err)
-	}
-	for _, c := range all.Items {
-		h.until("the cache has claim "+c.Name, func() bool {
-			cached, err := h.claims.PersistentVolumeClaims(c.Namespace).Get(c.Name)
-			return err == nil && cached.ResourceVersion == c.ResourceVersion
-		})
-	}
-}
-
-// until waits for something that must come, as long as the test may run.
-func (h *harness) until(what string, done func() bool) {
-	h.Helper()
-	for !done() {
-		select {
-		case <-h.Context().Done():
-			h.Fatal("waiting until", what)
-		case <-time.After(time.Millisecond):
-		}
-	}
+	synctest.Wait()
 }
 
 // health returns the conditions in a claim's status as "Status(Reason) message".

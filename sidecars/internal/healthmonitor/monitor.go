@@ -74,7 +74,6 @@ type Monitor struct {
 	metrics  *metrics
 	field    field // status.healthStatus
 	unknown  field // the status Unknown in it
-	now      func() time.Time
 
 	// The following fields belong to the round that runs.
 	trouble    map[string]trouble    // by volume ID
@@ -90,7 +89,7 @@ func NewMonitor(c Config) (*Monitor, error) {
 		return nil, err
 	}
 	m := &Monitor{
-		Config: c, source: from, identity: csi.NewIdentityClient(c.Conn), metrics: newMetrics(c.Driver), now: time.Now,
+		Config: c, source: from, identity: csi.NewIdentityClient(c.Conn), metrics: newMetrics(c.Driver),
 	}
 	c.Register(m.metrics.collectors()...)
 	m.watch()
@@ -131,12 +130,12 @@ func (m *Monitor) Run(ctx context.Context) error {
 // round queries all volumes, reports changes, and returns the time until the next round. Its error
 // is for the log: the next round retries.
 func (m *Monitor) round(ctx context.Context) (time.Duration, error) {
-	start := m.now()
+	start := time.Now()
 	targets, err := m.targets()
 	if err != nil {
 		return m.GetInterval, err
 	}
-	answers, err := m.ask(ctx, targets)
+	answers, err := m.queryAll(ctx, targets)
 	if ctx.Err() != nil {
 		return 0, ctx.Err() // the result cannot be written, so there are no events either
 	}
@@ -144,8 +143,8 @@ func (m *Monitor) round(ctx context.Context) (time.Duration, error) {
 	if m.source.lists && err == nil {
 		wait = m.ListInterval
 	}
-	err = errors.Join(err, m.unreadable.error(), m.settle(ctx, targets, answers))
-	m.metrics.round(m.now().Sub(start), m.now(), m.memories)
+	err = errors.Join(err, m.unreadable.error(), m.reportAll(ctx, targets, answers))
+	m.metrics.round(time.Since(start), time.Now(), m.memories)
 	return wait, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -31,51 +32,53 @@ func TestNewMonitor(t *testing.T) {
 }
 
 func TestAConditionAndItsEndAreReportedOnce(t *testing.T) {
-	d := holding(sickness{"vol-a": {degraded("SlowDisk", "slow")}, "vol-b": nil})
-	h := start(t, newAPI(true, bounds("a", "b")...), d)
+	synctest.Test(t, func(t *testing.T) {
+		d := holding(sickness{"vol-a": {degraded("SlowDisk", "slow")}, "vol-b": nil})
+		h := start(t, newAPI(true, bounds("a", "b")...), d)
 
-	h.look()
-	h.wants("status", h.health("claim-a"), "Degraded(SlowDisk) slow")
-	h.wants("status of the healthy", h.health("claim-b"))
-	h.wants("events", h.events.said(),
-		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (SlowDisk): slow")
-	since := h.since("claim-a")
+		h.runRound()
+		h.wants("status", h.health("claim-a"), "Degraded(SlowDisk) slow")
+		h.wants("status of the healthy", h.health("claim-b"))
+		h.wants("events", h.events.said(),
+			"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (SlowDisk): slow")
+		since := h.since("claim-a")
 
-	h.api.written()
-	h.clock = h.clock.Add(time.Hour)
-	h.look()
-	h.look()
-	if n := h.api.written(); n != 0 {
-		t.Errorf("%d writes though nothing changed", n)
-	}
-	h.wants("events of a condition that stands", h.events.said())
+		h.api.written()
+		time.Sleep(time.Hour)
+		h.runRound()
+		h.runRound()
+		if n := h.api.written(); n != 0 {
+			t.Errorf("%d writes though nothing changed", n)
+		}
+		h.wants("events of a condition that stands", h.events.said())
 
-	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = append(d.volumes["vol-a"], lost("BadBlocks", "")) })
-	h.look()
-	h.wants("status with two", h.health("claim-a"), "DataLoss(BadBlocks)", "Degraded(SlowDisk) slow")
-	h.wants("events of the second", h.events.said(),
-		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: DataLoss (BadBlocks)")
-	if now := h.since("claim-a"); !now.After(since.Time) {
-		t.Errorf("since %v, want later than %v: the set of conditions is another", now, since)
-	}
+		d.set(func(d *fakeDriver) { d.volumes["vol-a"] = append(d.volumes["vol-a"], lost("BadBlocks", "")) })
+		h.runRound()
+		h.wants("status with two", h.health("claim-a"), "DataLoss(BadBlocks)", "Degraded(SlowDisk) slow")
+		h.wants("events of the second", h.events.said(),
+			"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: DataLoss (BadBlocks)")
+		if now := h.since("claim-a"); !now.After(since.Time) {
+			t.Errorf("since %v, want later than %v: the set of conditions is another", now, since)
+		}
 
-	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = d.volumes["vol-a"][1:] })
-	h.look()
-	h.wants("events of a part", h.events.said(),
-		"Normal VolumeConditionImproved PersistentVolumeClaim claim-a: no longer Degraded (SlowDisk), but still "+
-			"DataLoss (BadBlocks)")
+		d.set(func(d *fakeDriver) { d.volumes["vol-a"] = d.volumes["vol-a"][1:] })
+		h.runRound()
+		h.wants("events of a part", h.events.said(),
+			"Normal VolumeConditionImproved PersistentVolumeClaim claim-a: no longer Degraded (SlowDisk), but still "+
+				"DataLoss (BadBlocks)")
 
-	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = nil })
-	h.look()
-	h.wants("status after recovery", h.health("claim-a"))
-	h.wants("events of recovery", h.events.said(),
-		"Normal VolumeConditionNormal PersistentVolumeClaim claim-a: the volume is healthy again, no longer DataLoss "+
-			"(BadBlocks)")
-	h.api.written()
-	h.look()
-	if n := h.api.written(); n != 0 || len(h.memories) != 0 {
-		t.Errorf("%d writes and %d memories after recovery, want none", n, len(h.memories))
-	}
+		d.set(func(d *fakeDriver) { d.volumes["vol-a"] = nil })
+		h.runRound()
+		h.wants("status after recovery", h.health("claim-a"))
+		h.wants("events of recovery", h.events.said(),
+			"Normal VolumeConditionNormal PersistentVolumeClaim claim-a: the volume is healthy again, no longer DataLoss "+
+				"(BadBlocks)")
+		h.api.written()
+		h.runRound()
+		if n := h.api.written(); n != 0 || len(h.memories) != 0 {
+			t.Errorf("%d writes and %d memories after recovery, want none", n, len(h.memories))
+		}
+	})
 }
 
 // since returns a claim's lastTransitionTime.
@@ -89,32 +92,36 @@ func (h *harness) since(claim string) metav1.Time {
 }
 
 func TestTwoReasonsOfOneStatusAreTwoConditions(t *testing.T) {
-	h := start(t, newAPI(true, bound("a")...),
-		holding(sickness{"vol-a": {degraded("Slow", "9 s"), degraded("Full", ""), degraded("Full", "again")}}))
-	h.look()
-	h.wants("status", h.health("claim-a"), "Degraded(Full)", "Degraded(Slow) 9 s")
-	h.wants("one event", h.events.said(),
-		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Full); Degraded (Slow): 9 s")
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, newAPI(true, bound("a")...),
+			holding(sickness{"vol-a": {degraded("Slow", "9 s"), degraded("Full", ""), degraded("Full", "again")}}))
+		h.runRound()
+		h.wants("status", h.health("claim-a"), "Degraded(Full)", "Degraded(Slow) 9 s")
+		h.wants("one event", h.events.said(),
+			"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Full); Degraded (Slow): 9 s")
+	})
 }
 
 func TestANewMessageIsWrittenRarelyAndCausesNoEvent(t *testing.T) {
-	d := holding(sickness{"vol-a": {degraded("Slow", "1 s")}})
-	h := start(t, newAPI(true, bound("a")...), d)
-	h.look()
-	h.events.said()
-	since := h.since("claim-a")
-	d.set(func(d *fakeDriver) {
-		d.volumes["vol-a"] = []*csi.VolumeHealth_VolumeHealthEntry{degraded("Slow", "2 s")}
+	synctest.Test(t, func(t *testing.T) {
+		d := holding(sickness{"vol-a": {degraded("Slow", "1 s")}})
+		h := start(t, newAPI(true, bound("a")...), d)
+		h.runRound()
+		h.events.said()
+		since := h.since("claim-a")
+		d.set(func(d *fakeDriver) {
+			d.volumes["vol-a"] = []*csi.VolumeHealth_VolumeHealthEntry{degraded("Slow", "2 s")}
+		})
+		h.runRound()
+		h.wants("status after a minute", h.health("claim-a"), "Degraded(Slow) 1 s")
+		time.Sleep(textEvery)
+		h.runRound()
+		h.wants("status after the pause", h.health("claim-a"), "Degraded(Slow) 2 s")
+		h.wants("events", h.events.said())
+		if now := h.since("claim-a"); !now.Equal(&since) {
+			t.Errorf("lastTransitionTime %v, want %v: the condition is the same", now, since)
+		}
 	})
-	h.look()
-	h.wants("status after a minute", h.health("claim-a"), "Degraded(Slow) 1 s")
-	h.clock = h.clock.Add(textEvery)
-	h.look()
-	h.wants("status after the pause", h.health("claim-a"), "Degraded(Slow) 2 s")
-	h.wants("events", h.events.said())
-	if now := h.since("claim-a"); !now.Equal(&since) {
-		t.Errorf("lastTransitionTime %v, want %v: the condition is the same", now, since)
-	}
 }
 
 func TestAfterARestart(t *testing.T) {
@@ -133,141 +140,155 @@ func TestAfterARestart(t *testing.T) {
 		{"with the gate off a recovery in between goes unsaid", false, func(d *fakeDriver) { d.volumes["vol-a"] = nil },
 			nil},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.name, bubble(func(t *testing.T) {
 			d := holding(sickness{"vol-a": {degraded("Slow", "")}})
 			h := start(t, newAPI(c.gate, bound("a")...), d)
-			h.look()
+			h.runRound()
 			d.set(c.change)
 			h.restart()
-			h.look()
-			h.look()
+			h.runRound()
+			h.runRound()
 			h.wants("events", h.events.said(), c.want...)
-		})
+		}))
 	}
 }
 
 func TestWithTheGateOffItStopsWritingAndTriesAgainLater(t *testing.T) {
-	api := newAPI(false, bounds("a", "b", "c")...)
-	h := start(t, api, holding(sickness{"vol-a": {degraded("Slow", "")}, "vol-b": {degraded("Slow", "")},
-		"vol-c": nil}))
-	h.look()
-	h.look()
-	if n := api.written(); n != 1 {
-		t.Errorf("%d writes, want one that shows that they are dropped", n)
-	}
-	if n := len(h.events.said()); n != 2 {
-		t.Errorf("%d events, want one for each of two claims", n)
-	}
-	h.clock = h.clock.Add(fieldRetry)
-	h.look()
-	if n := api.written(); n != 1 {
-		t.Errorf("%d writes after the pause, want one", n)
-	}
-	api.set(func(a *fakeAPI) { a.gate = true })
-	h.clock = h.clock.Add(fieldRetry)
-	h.look()
-	h.wants("status with the gate on at last", h.health("claim-a"), "Degraded(Slow)")
-	h.wants("and the other", h.health("claim-b"), "Degraded(Slow)")
-	h.wants("events of that", h.events.said())
+	synctest.Test(t, func(t *testing.T) {
+		api := newAPI(false, bounds("a", "b", "c")...)
+		h := start(t, api, holding(sickness{"vol-a": {degraded("Slow", "")}, "vol-b": {degraded("Slow", "")},
+			"vol-c": nil}))
+		h.runRound()
+		h.runRound()
+		if n := api.written(); n != 1 {
+			t.Errorf("%d writes, want one that shows that they are dropped", n)
+		}
+		if n := len(h.events.said()); n != 2 {
+			t.Errorf("%d events, want one for each of two claims", n)
+		}
+		time.Sleep(fieldRetry)
+		h.runRound()
+		if n := api.written(); n != 1 {
+			t.Errorf("%d writes after the pause, want one", n)
+		}
+		api.set(func(a *fakeAPI) { a.gate = true })
+		time.Sleep(fieldRetry)
+		h.runRound()
+		h.wants("status with the gate on at last", h.health("claim-a"), "Degraded(Slow)")
+		h.wants("and the other", h.health("claim-b"), "Degraded(Slow)")
+		h.wants("events of that", h.events.said())
+	})
 }
 
 func TestAFieldThatIsSetIsKeptUpWithTheGateOff(t *testing.T) {
-	api := newAPI(true, bounds("a", "b")...)
-	d := holding(sickness{"vol-a": {degraded("Slow", "")}, "vol-b": nil})
-	h := start(t, api, d)
-	h.look()
-	api.set(func(a *fakeAPI) { a.gate = false })
-	d.set(func(d *fakeDriver) {
-		d.volumes["vol-a"] = append(d.volumes["vol-a"], lost("Gone", ""))
-		d.volumes["vol-b"] = d.volumes["vol-a"]
+	synctest.Test(t, func(t *testing.T) {
+		api := newAPI(true, bounds("a", "b")...)
+		d := holding(sickness{"vol-a": {degraded("Slow", "")}, "vol-b": nil})
+		h := start(t, api, d)
+		h.runRound()
+		api.set(func(a *fakeAPI) { a.gate = false })
+		d.set(func(d *fakeDriver) {
+			d.volumes["vol-a"] = append(d.volumes["vol-a"], lost("Gone", ""))
+			d.volumes["vol-b"] = d.volumes["vol-a"]
+		})
+		h.runRound()
+		h.wants("status that was there", h.health("claim-a"), "DataLoss(Gone)", "Degraded(Slow)")
+		h.wants("status that was not", h.health("claim-b"))
+		h.api.written()
+		d.set(func(d *fakeDriver) { d.volumes["vol-a"] = d.volumes["vol-a"][1:] })
+		h.runRound()
+		h.runRound()
+		if n := h.api.written(); n != 1 {
+			t.Errorf("%d writes, want 1: that one claim keeps its field says nothing of the other", n)
+		}
+		d.set(func(d *fakeDriver) { d.volumes["vol-a"] = nil })
+		h.runRound()
+		h.wants("status after recovery", h.health("claim-a"))
 	})
-	h.look()
-	h.wants("status that was there", h.health("claim-a"), "DataLoss(Gone)", "Degraded(Slow)")
-	h.wants("status that was not", h.health("claim-b"))
-	h.api.written()
-	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = d.volumes["vol-a"][1:] })
-	h.look()
-	h.look()
-	if n := h.api.written(); n != 1 {
-		t.Errorf("%d writes, want 1: that one claim keeps its field says nothing of the other", n)
-	}
-	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = nil })
-	h.look()
-	h.wants("status after recovery", h.health("claim-a"))
 }
 
 func TestAFailedWriteIsRetriedWithoutAnotherEvent(t *testing.T) {
-	api := newAPI(true, bound("a")...)
-	api.patchErr = errors.New("forbidden")
-	h := start(t, api, holding(sickness{"vol-a": {degraded("Slow", "")}}))
-	if _, err := h.round(t.Context()); err == nil || !strings.Contains(err.Error(), "team/claim-a") {
-		t.Errorf("round: %v, want an error that names the claim", err)
-	}
-	api.set(func(a *fakeAPI) { a.patchErr = nil })
-	h.look()
-	h.wants("status", h.health("claim-a"), "Degraded(Slow)")
-	if n := len(h.events.said()); n != 1 {
-		t.Errorf("%d events, want 1", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		api := newAPI(true, bound("a")...)
+		api.patchErr = errors.New("forbidden")
+		h := start(t, api, holding(sickness{"vol-a": {degraded("Slow", "")}}))
+		if _, err := h.round(t.Context()); err == nil || !strings.Contains(err.Error(), "team/claim-a") {
+			t.Errorf("round: %v, want an error that names the claim", err)
+		}
+		api.set(func(a *fakeAPI) { a.patchErr = nil })
+		h.runRound()
+		h.wants("status", h.health("claim-a"), "Degraded(Slow)")
+		if n := len(h.events.said()); n != 1 {
+			t.Errorf("%d events, want 1", n)
+		}
+	})
 }
 
 func TestACacheThatLagsBehindCostsNoWriteAndNoEvent(t *testing.T) {
-	d := holding(sickness{"vol-a": slow})
-	h := start(t, newAPI(true, bound("a")...), d)
-	h.freeze()
-	round := func(writes, events int) {
-		t.Helper()
-		if _, err := h.round(t.Context()); err != nil {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		d := holding(sickness{"vol-a": slow})
+		h := start(t, newAPI(true, bound("a")...), d)
+		h.freeze()
+		round := func(writes, events int) {
+			t.Helper()
+			if _, err := h.round(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if w, e := h.api.written(), len(h.events.said()); w != writes || e != events {
+				t.Errorf("%d writes and %d events, want %d and %d", w, e, writes, events)
+			}
 		}
-		if w, e := h.api.written(), len(h.events.said()); w != writes || e != events {
-			t.Errorf("%d writes and %d events, want %d and %d", w, e, writes, events)
-		}
-	}
-	round(1, 1)
-	round(0, 0)
-	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = nil })
-	round(1, 1)
-	round(0, 0)
-	h.wants("status", h.health("claim-a"))
-	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = slow })
-	round(1, 1)
+		round(1, 1)
+		round(0, 0)
+		d.set(func(d *fakeDriver) { d.volumes["vol-a"] = nil })
+		round(1, 1)
+		round(0, 0)
+		h.wants("status", h.health("claim-a"))
+		d.set(func(d *fakeDriver) { d.volumes["vol-a"] = slow })
+		round(1, 1)
+	})
 }
 
 func TestAClaimThatIsGoneByNowIsNoError(t *testing.T) {
-	h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": slow}))
-	h.freeze()
-	if err := h.api.CoreV1().PersistentVolumeClaims("team").Delete(t.Context(), "claim-a",
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.round(t.Context()); err != nil {
-		t.Errorf("round: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": slow}))
+		h.freeze()
+		if err := h.api.CoreV1().PersistentVolumeClaims("team").Delete(t.Context(), "claim-a",
+			metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.round(t.Context()); err != nil {
+			t.Errorf("round: %v", err)
+		}
+	})
 }
 
 func TestAClaimOfTheSameNameThatCameSinceIsNotWritten(t *testing.T) {
-	h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": slow}))
-	h.freeze()
-	claim := bound("a")[1].(*v1.PersistentVolumeClaim)
-	claim.UID = "another"
-	if _, err := h.api.CoreV1().PersistentVolumeClaims("team").Update(t.Context(), claim,
-		metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.round(t.Context()); err == nil {
-		t.Error("no error")
-	}
-	h.wants("status", h.health("claim-a"))
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": slow}))
+		h.freeze()
+		claim := bound("a")[1].(*v1.PersistentVolumeClaim)
+		claim.UID = "another"
+		if _, err := h.api.CoreV1().PersistentVolumeClaims("team").Update(t.Context(), claim,
+			metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.round(t.Context()); err == nil {
+			t.Error("no error")
+		}
+		h.wants("status", h.health("claim-a"))
+	})
 }
 
 func TestAnAPIServerThatIsAwayMakesAShortError(t *testing.T) {
-	api := newAPI(true, bounds("a", "b", "c", "d", "e")...)
-	api.patchErr = errors.New("away")
-	h := start(t, api, five())
-	if _, err := h.round(t.Context()); err == nil || !strings.HasSuffix(err.Error(), "\nand 2 more") {
-		t.Errorf("round: %v, want three errors and two more", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		api := newAPI(true, bounds("a", "b", "c", "d", "e")...)
+		api.patchErr = errors.New("away")
+		h := start(t, api, five())
+		if _, err := h.round(t.Context()); err == nil || !strings.HasSuffix(err.Error(), "\nand 2 more") {
+			t.Errorf("round: %v, want three errors and two more", err)
+		}
+	})
 }
 
 func TestWhoseVolumesAreLookedAt(t *testing.T) {
@@ -293,54 +314,56 @@ func TestWhoseVolumesAreLookedAt(t *testing.T) {
 		{"one whose claim has another volume",
 			func(_ *v1.PersistentVolume, c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "pv-z" }, false},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.name, bubble(func(t *testing.T) {
 			objects := bound("a")
 			c.change(objects[0].(*v1.PersistentVolume), objects[1].(*v1.PersistentVolumeClaim))
 			h := start(t, newAPI(true, objects...), holding(sickness{"vol-a": {degraded("Slow", "")}}))
-			h.look()
+			h.runRound()
 			if got := len(h.health("claim-a")) == 1; got != c.want {
 				t.Errorf("reported: %v, want %v", got, c.want)
 			}
-		})
+		}))
 	}
 }
 
 func TestPodsOfTheVolumeGetTheEvent(t *testing.T) {
-	controlled := true
-	pod := func(name string, phase v1.PodPhase, s v1.VolumeSource) kruntime.Object {
-		return &v1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: "pod-uid"},
-			Spec:       v1.PodSpec{Volumes: []v1.Volume{{Name: "data", VolumeSource: s}}},
-			Status:     v1.PodStatus{Phase: phase},
+	synctest.Test(t, func(t *testing.T) {
+		controlled := true
+		pod := func(name string, phase v1.PodPhase, s v1.VolumeSource) kruntime.Object {
+			return &v1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: "pod-uid"},
+				Spec:       v1.PodSpec{Volumes: []v1.Volume{{Name: "data", VolumeSource: s}}},
+				Status:     v1.PodStatus{Phase: phase},
+			}
 		}
-	}
-	claim := func(name string) v1.VolumeSource {
-		return v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}}
-	}
-	objects := bounds("a", "b")
-	inline := objects[3].(*v1.PersistentVolumeClaim) // the claim of pod "app" and its volume "data"
-	inline.Name = "app-data"
-	inline.OwnerReferences = []metav1.OwnerReference{{UID: "pod-uid", Controller: &controlled}}
-	objects[2].(*v1.PersistentVolume).Spec.ClaimRef.Name = "app-data"
-	objects = append(objects, pod("user", v1.PodRunning, claim("claim-a")),
-		pod("other", v1.PodRunning, claim("claim-z")),
-		pod("done", v1.PodSucceeded, claim("claim-a")), pod("app", v1.PodRunning,
-			v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}))
+		claim := func(name string) v1.VolumeSource {
+			return v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}}
+		}
+		objects := bounds("a", "b")
+		inline := objects[3].(*v1.PersistentVolumeClaim) // the claim of pod "app" and its volume "data"
+		inline.Name = "app-data"
+		inline.OwnerReferences = []metav1.OwnerReference{{UID: "pod-uid", Controller: &controlled}}
+		objects[2].(*v1.PersistentVolume).Spec.ClaimRef.Name = "app-data"
+		objects = append(objects, pod("user", v1.PodRunning, claim("claim-a")),
+			pod("other", v1.PodRunning, claim("claim-z")),
+			pod("done", v1.PodSucceeded, claim("claim-a")), pod("app", v1.PodRunning,
+				v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}))
 
-	d := holding(sickness{"vol-a": {degraded("Slow", "")}, "vol-b": nil})
-	h := start(t, newAPI(true, objects...), d)
-	h.look()
-	h.wants("events", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Slow)",
-		"Warning VolumeConditionAbnormal Pod user: volume of claim claim-a: Degraded (Slow)")
-	d.set(func(d *fakeDriver) { d.volumes = sickness{"vol-a": nil, "vol-b": {lost("Gone", "")}} })
-	h.look()
-	got := strings.Join(h.events.said(), "\n")
-	for _, want := range []string{"Normal VolumeConditionNormal Pod user: ",
-		"Warning VolumeConditionAbnormal Pod app: volume of claim app-data: DataLoss (Gone)"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("events:\n%s\nwant %q in them", got, want)
+		d := holding(sickness{"vol-a": {degraded("Slow", "")}, "vol-b": nil})
+		h := start(t, newAPI(true, objects...), d)
+		h.runRound()
+		h.wants("events", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Slow)",
+			"Warning VolumeConditionAbnormal Pod user: volume of claim claim-a: Degraded (Slow)")
+		d.set(func(d *fakeDriver) { d.volumes = sickness{"vol-a": nil, "vol-b": {lost("Gone", "")}} })
+		h.runRound()
+		got := strings.Join(h.events.said(), "\n")
+		for _, want := range []string{"Normal VolumeConditionNormal Pod user: ",
+			"Warning VolumeConditionAbnormal Pod app: volume of claim app-data: DataLoss (Gone)"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("events:\n%s\nwant %q in them", got, want)
+			}
 		}
-	}
+	})
 }
 
 func TestUses(t *testing.T) {
@@ -367,94 +390,152 @@ func TestUses(t *testing.T) {
 }
 
 func TestWithoutPodEventsPodsAreNotWatched(t *testing.T) {
-	h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": {degraded("Slow", "")}}),
-		func(c *Config) { c.PodEvents = false })
-	h.look()
-	h.wants("events", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Slow)")
-	for _, a := range h.api.Actions() {
-		if a.GetResource().Resource == "pods" {
-			t.Errorf("%s of pods", a.GetVerb())
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": {degraded("Slow", "")}}),
+			func(c *Config) { c.PodEvents = false })
+		h.runRound()
+		h.wants("events", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Slow)")
+		for _, a := range h.api.Actions() {
+			if a.GetResource().Resource == "pods" {
+				t.Errorf("%s of pods", a.GetVerb())
+			}
 		}
-	}
+	})
 }
 
 func TestTwoThousandHealthyVolumesCostOneListAndNoWrite(t *testing.T) {
-	const n, sick, page = 2000, 45, 10
-	var objects []kruntime.Object
-	d := holding(sickness{})
-	for i := range n {
-		name := fmt.Sprintf("%04d", i)
-		objects = append(objects, bound(name)...)
-		d.volumes["vol-"+name] = nil
-		if i < sick {
-			d.volumes["vol-"+name] = []*csi.VolumeHealth_VolumeHealthEntry{degraded("Slow", "")}
+	synctest.Test(t, func(t *testing.T) {
+		const n, sick, page = 2000, 45, 10
+		var objects []kruntime.Object
+		d := holding(sickness{})
+		for i := range n {
+			name := fmt.Sprintf("%04d", i)
+			objects = append(objects, bound(name)...)
+			d.volumes["vol-"+name] = nil
+			if i < sick {
+				d.volumes["vol-"+name] = []*csi.VolumeHealth_VolumeHealthEntry{degraded("Slow", "")}
+			}
 		}
-	}
-	h := start(t, newAPI(true, objects...), d, func(c *Config) { c.PageSize, c.Workers = page, 10 })
-	h.look()
-	d.calls()
-	if got := h.api.written(); got != sick {
-		t.Errorf("%d writes in the first round, want %d", got, sick)
-	}
-	for _, round := range []string{"second", "third"} {
-		h.look()
-		lists, gets := d.calls()
-		if writes := h.api.written(); lists != (sick+page-1)/page || gets != 0 || writes != 0 {
-			t.Errorf("the %s round: %d lists, %d gets, %d writes, want %d, 0 and 0", round, lists, gets, writes,
-				(sick+page-1)/page)
+		h := start(t, newAPI(true, objects...), d, func(c *Config) { c.PageSize, c.Workers = page, 10 })
+		h.runRound()
+		d.calls()
+		if got := h.api.written(); got != sick {
+			t.Errorf("%d writes in the first round, want %d", got, sick)
 		}
-	}
+		for _, round := range []string{"second", "third"} {
+			h.runRound()
+			lists, gets := d.calls()
+			if writes := h.api.written(); lists != (sick+page-1)/page || gets != 0 || writes != 0 {
+				t.Errorf("the %s round: %d lists, %d gets, %d writes, want %d, 0 and 0", round, lists, gets, writes,
+					(sick+page-1)/page)
+			}
+		}
+	})
 }
 
 func TestRunEndsWithAllItStarted(t *testing.T) {
-	d := holding(sickness{"vol-a": slow, "vol-b": nil, "vol-c": nil})
-	d.hang = true
-	d.listErr = status.Error(codes.Unavailable, "a node is away")
-	h := start(t, newAPI(true, bounds("a", "b", "c")...), d, func(c *Config) { c.Workers = 2 })
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- h.Monitor.Run(ctx) }()
-	h.until("all volumes are asked for", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.gets == 3 })
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run: %v", err)
-	}
-	stacks := make([]byte, 1<<20)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	for _, own := range []string{"healthmonitor.(*inquiry)", "healthmonitor.(*Monitor).Run",
-		"healthmonitor.(*Monitor).settle"} {
-		if strings.Contains(string(stacks), own) {
-			t.Errorf("%s is still there:\n%s", own, stacks)
+	synctest.Test(t, func(t *testing.T) {
+		d := holding(sickness{"vol-a": slow, "vol-b": nil, "vol-c": nil})
+		d.hang = true
+		d.listErr = status.Error(codes.Unavailable, "a node is away")
+		h := start(t, newAPI(true, bounds("a", "b", "c")...), d, func(c *Config) { c.Workers = 2 })
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- h.Monitor.Run(ctx) }()
+		synctest.Wait()
+		if _, gets := d.calls(); gets != 3 {
+			t.Fatalf("%d volumes are queried, want 3", gets)
 		}
-	}
-	h.wants("events of a round that was cut short", h.events.said())
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		stacks := make([]byte, 1<<20)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		for _, own := range []string{"healthmonitor.(*inquiry)", "healthmonitor.(*Monitor).Run",
+			"healthmonitor.(*Monitor).reportAll"} {
+			if strings.Contains(string(stacks), own) {
+				t.Errorf("%s is still there:\n%s", own, stacks)
+			}
+		}
+		h.wants("events of a round that was cut short", h.events.said())
+	})
 }
 
 func TestRunLooksAgainAndAgain(t *testing.T) {
-	d := holding(sickness{"vol-a": {degraded("Slow", "")}})
-	h := start(t, newAPI(true, bound("a")...), d, func(c *Config) { c.ListInterval = time.Millisecond })
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- h.Monitor.Run(ctx) }()
-	h.until("three rounds", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.lists >= 3 })
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run: %v", err)
+	for _, c := range []struct {
+		name     string
+		err      error // of a list
+		interval time.Duration
+	}{
+		{"lists succeed", nil, defaults.ListInterval},
+		{"lists fail", status.Error(codes.Internal, "no list"), defaults.GetInterval},
+	} {
+		t.Run(c.name, bubble(func(t *testing.T) {
+			d := holding(sickness{"vol-a": {degraded("Slow", "")}})
+			d.listErr = c.err
+			h := start(t, newAPI(true, bound("a")...), d)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- h.Monitor.Run(ctx) }()
+			synctest.Wait()
+			for round := range 5 {
+				if lists, _ := d.calls(); lists != 1 {
+					t.Errorf("%d lists in round %d, want 1", lists, round)
+				}
+				time.Sleep(c.interval - time.Second)
+				synctest.Wait()
+				if lists, _ := d.calls(); lists != 0 {
+					t.Errorf("round %d began before its time", round+1)
+				}
+				time.Sleep(time.Second)
+				synctest.Wait()
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}))
 	}
 }
 
-func TestMetrics(t *testing.T) {
-	d := holding(sickness{
-		"vol-a": {degraded("Slow", ""), degraded("Full", ""), lost("Gone", "")},
-		"vol-b": {degraded("Slow", ""), entry(99, "New", "")},
-		"vol-c": nil,
+// A driver that hangs holds a round up for the time limit of two calls: of the query, and of the
+// probe that follows.
+func TestASilentDriverDelaysARoundOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := holding(sickness{"vol-a": slow, "vol-b": nil, "vol-c": nil})
+		h := start(t, newAPI(true, bounds("a", "b", "c")...), d)
+		h.runRound()
+		h.events.said()
+		d.set(func(d *fakeDriver) { d.silent = true })
+		began := time.Now()
+		if _, err := h.round(t.Context()); err == nil {
+			t.Error("the round has no error")
+		}
+		if took := time.Since(began); took != 3*h.Timeout { // of the list, a query and a probe
+			t.Errorf("the round took %v, want %v", took, 3*h.Timeout)
+		}
+		h.wants("status", h.health("claim-a"), "Degraded(Slow)")
+		h.wants("events", h.events.said())
+		d.set(func(d *fakeDriver) { d.silent = false })
+		h.runRound()
+		h.wants("events of a driver that answers again", h.events.said())
 	})
-	h := start(t, newAPI(true, bounds("a", "b", "c")...), d)
-	if n, _ := testutil.GatherAndCount(h.registry, prefix+"abnormal_volumes"); n != 0 {
-		t.Errorf("%d totals before the first round, want none: nobody looked", n)
-	}
-	h.look()
-	const want = `
+}
+
+func TestMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := holding(sickness{
+			"vol-a": {degraded("Slow", ""), degraded("Full", ""), lost("Gone", "")},
+			"vol-b": {degraded("Slow", ""), entry(99, "New", "")},
+			"vol-c": nil,
+		})
+		h := start(t, newAPI(true, bounds("a", "b", "c")...), d)
+		if n, _ := testutil.GatherAndCount(h.registry, prefix+"abnormal_volumes"); n != 0 {
+			t.Errorf("%d totals before the first round, want none: nobody looked", n)
+		}
+		h.runRound()
+		const want = `
 # HELP csi_sidecars_volume_health_abnormal 1 for each claim whose volume has this status; a claim that is well has no series.
 # TYPE csi_sidecars_volume_health_abnormal gauge
 csi_sidecars_volume_health_abnormal{driver_name="health.csi.example.com",namespace="team",persistentvolumeclaim="claim-a",status="DataLoss"} 1
@@ -471,13 +552,13 @@ csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com"
 # TYPE csi_sidecars_volume_health_unknown_conditions_total counter
 csi_sidecars_volume_health_unknown_conditions_total{driver_name="health.csi.example.com"} 1
 `
-	h.gathers(want, prefix+"abnormal", prefix+"abnormal_volumes", prefix+"unknown_conditions_total")
-	d.set(func(d *fakeDriver) {
-		d.volumes = sickness{"vol-a": nil, "vol-b": nil}
-		d.listErr = status.Error(codes.Internal, "no list")
-	})
-	h.look()
-	h.gathers(`
+		h.gathers(want, prefix+"abnormal", prefix+"abnormal_volumes", prefix+"unknown_conditions_total")
+		d.set(func(d *fakeDriver) {
+			d.volumes = sickness{"vol-a": nil, "vol-b": nil}
+			d.listErr = status.Error(codes.Internal, "no list")
+		})
+		h.runRound()
+		h.gathers(`
 # HELP csi_sidecars_volume_health_get_failures_total Single volumes for which the driver had no answer.
 # TYPE csi_sidecars_volume_health_get_failures_total counter
 csi_sidecars_volume_health_get_failures_total{driver_name="health.csi.example.com",grpc_status_code="NotFound"} 1
@@ -485,9 +566,10 @@ csi_sidecars_volume_health_get_failures_total{driver_name="health.csi.example.co
 # TYPE csi_sidecars_volume_health_list_failures_total counter
 csi_sidecars_volume_health_list_failures_total{driver_name="health.csi.example.com",grpc_status_code="Internal"} 1
 `, prefix+"abnormal", prefix+"get_failures_total", prefix+"list_failures_total")
-	if problems, err := testutil.GatherAndLint(h.registry); err != nil || len(problems) > 0 {
-		t.Errorf("lint: %v %v", problems, err)
-	}
+		if problems, err := testutil.GatherAndLint(h.registry); err != nil || len(problems) > 0 {
+			t.Errorf("lint: %v %v", problems, err)
+		}
+	})
 }
 
 func (h *harness) gathers(want string, names ...string) {

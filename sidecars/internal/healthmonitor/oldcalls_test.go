@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -126,9 +127,9 @@ func TestAVolumeConditionIsReported(t *testing.T) {
 		"by ListVolumes of a driver of both": {conditionsByBoth, 2, 0},
 		"by ControllerGetVolume":             {conditionsByGet, 0, 2},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			h := startOld(t, c.can, map[string]string{"vol-a": statusLost, "vol-b": statusFine})
-			h.look()
+			h.runRound()
 			if lists, gets := h.driver.calls(); lists != c.lists || gets != c.gets {
 				t.Errorf("%d lists and %d gets, want %d and %d", lists, gets, c.lists, c.gets)
 			}
@@ -141,34 +142,36 @@ func TestAVolumeConditionIsReported(t *testing.T) {
 csi_sidecars_volume_health_abnormal{driver_name="health.csi.example.com",namespace="team",persistentvolumeclaim="claim-a",status="Abnormal"} 1
 `, prefix+"abnormal")
 			h.restart()
-			h.look()
+			h.runRound()
 			h.wants("events after a restart", h.events.said())
 
 			h.driver.set(func(d *fakeDriver) { d.statuses["vol-a"] = statusNormal })
-			h.look()
+			h.runRound()
 			h.wants("status after recovery", h.health("claim-a"))
 			h.wants("events of recovery", h.events.said(),
 				"Normal VolumeConditionNormal PersistentVolumeClaim claim-a: the volume is healthy again, no longer "+
 					"abnormal")
-		})
+		}))
 	}
 }
 
 func TestANewMessageOfAVolumeConditionCausesAnEvent(t *testing.T) {
-	h := startOld(t, conditionsByList, map[string]string{"vol-a": statusLost, "vol-b": statusNormal})
-	h.look()
-	h.events.said()
-	h.driver.set(func(d *fakeDriver) { d.statuses["vol-a"] = "\x12\x02\b\x01" })
-	h.look()
-	h.wants("events soon after", h.events.said())
-	h.clock = h.clock.Add(textEvery)
-	h.look()
-	h.wants("events later", h.events.said(),
-		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: the CSI driver reports an abnormal condition "+
-			"without a message")
-	h.clock = h.clock.Add(textEvery)
-	h.look()
-	h.wants("events of the same message", h.events.said())
+	synctest.Test(t, func(t *testing.T) {
+		h := startOld(t, conditionsByList, map[string]string{"vol-a": statusLost, "vol-b": statusNormal})
+		h.runRound()
+		h.events.said()
+		h.driver.set(func(d *fakeDriver) { d.statuses["vol-a"] = "\x12\x02\b\x01" })
+		h.runRound()
+		h.wants("events soon after", h.events.said())
+		time.Sleep(textEvery)
+		h.runRound()
+		h.wants("events later", h.events.said(),
+			"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: the CSI driver reports an abnormal condition "+
+				"without a message")
+		time.Sleep(textEvery)
+		h.runRound()
+		h.wants("events of the same message", h.events.said())
+	})
 }
 
 func TestAVolumeWithoutAReadableConditionStaysAsItWas(t *testing.T) {
@@ -178,31 +181,31 @@ func TestAVolumeWithoutAReadableConditionStaysAsItWas(t *testing.T) {
 		"not in the list":      func(d *fakeDriver) { d.unlisted["vol-a"] = true },
 		"the whole list fails": func(d *fakeDriver) { d.listErr = status.Error(codes.Internal, "no list") },
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			h := startOld(t, conditionsByList, map[string]string{"vol-a": statusLost, "vol-b": statusNormal})
-			h.look()
+			h.runRound()
 			h.events.said()
 			h.driver.set(change)
-			h.look()
+			h.runRound()
 			h.wants("status", h.health("claim-a"), "Degraded(VolumeConditionAbnormal) disk lost")
 			h.wants("events", h.events.said())
 			if _, gets := h.driver.calls(); gets > 0 {
 				t.Errorf("%d calls of ControllerGetVolume, which the driver does not have", gets)
 			}
-		})
+		}))
 	}
 }
 
 func TestAnAnswerThatCannotBeReadIsLogged(t *testing.T) {
 	for name, can := range map[string]rpc.ControllerCapabilitySet{"list": conditionsByList, "get": conditionsByGet,
 		"both": conditionsByBoth} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			h := startOld(t, can, map[string]string{"vol-a": statusBad, "vol-b": statusLost})
 			wait, err := h.round(t.Context())
 			if err == nil || strings.Count(err.Error(), "vol-a") != 1 || strings.Contains(err.Error(), "vol-b") {
 				t.Errorf("round: %v, want one error for vol-a", err)
 			}
-			if lists := can[csi.ControllerServiceCapability_RPC_LIST_VOLUMES]; lists != (wait == time.Hour) {
+			if lists := can[csi.ControllerServiceCapability_RPC_LIST_VOLUMES]; lists != (wait == h.ListInterval) {
 				t.Errorf("the next round is in %v: one volume must not change the interval", wait)
 			}
 			h.wants("status of the other volume", h.health("claim-b"), "Degraded(VolumeConditionAbnormal) disk lost")
@@ -210,28 +213,32 @@ func TestAnAnswerThatCannotBeReadIsLogged(t *testing.T) {
 # TYPE csi_sidecars_volume_health_get_failures_total counter
 csi_sidecars_volume_health_get_failures_total{driver_name="health.csi.example.com",grpc_status_code="Unknown"} 1
 `, prefix+"get_failures_total")
-		})
+		}))
 	}
 }
 
 func TestAnAnswerMustBeForTheVolume(t *testing.T) {
-	for id, want := range map[string][]string{"vol-x": nil, "": {"Degraded(VolumeConditionAbnormal) disk lost"}} {
-		h := startOld(t, conditionsByGet, map[string]string{"vol-a": statusLost, "vol-b": statusNormal})
-		h.driver.answersAs = &id
-		_, err := h.round(t.Context())
-		h.wants("status after an answer for "+id, h.health("claim-a"), want...)
-		if (err == nil) != (want != nil) {
-			t.Errorf("an answer for volume %q: %v", id, err)
+	synctest.Test(t, func(t *testing.T) {
+		for id, want := range map[string][]string{"vol-x": nil, "": {"Degraded(VolumeConditionAbnormal) disk lost"}} {
+			h := startOld(t, conditionsByGet, map[string]string{"vol-a": statusLost, "vol-b": statusNormal})
+			h.driver.answersAs = &id
+			_, err := h.round(t.Context())
+			h.wants("status after an answer for "+id, h.health("claim-a"), want...)
+			if (err == nil) != (want != nil) {
+				t.Errorf("an answer for volume %q: %v", id, err)
+			}
 		}
-	}
+	})
 }
 
 func TestAListWithoutAVolumeIsFollowedByAQueryForIt(t *testing.T) {
-	h := startOld(t, conditionsByBoth, map[string]string{"vol-a": statusLost, "vol-b": statusNormal})
-	h.driver.unlisted["vol-a"] = true
-	h.look()
-	if lists, gets := h.driver.calls(); lists != 1 || gets != 1 {
-		t.Errorf("%d lists and %d gets, want 1 and 1", lists, gets)
-	}
-	h.wants("status", h.health("claim-a"), "Degraded(VolumeConditionAbnormal) disk lost")
+	synctest.Test(t, func(t *testing.T) {
+		h := startOld(t, conditionsByBoth, map[string]string{"vol-a": statusLost, "vol-b": statusNormal})
+		h.driver.unlisted["vol-a"] = true
+		h.runRound()
+		if lists, gets := h.driver.calls(); lists != 1 || gets != 1 {
+			t.Errorf("%d lists and %d gets, want 1 and 1", lists, gets)
+		}
+		h.wants("status", h.health("claim-a"), "Degraded(VolumeConditionAbnormal) disk lost")
+	})
 }

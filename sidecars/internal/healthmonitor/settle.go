@@ -27,11 +27,12 @@ type memory struct {
 	// counts until the cache has it.
 	written   []v1.VolumeHealthCondition
 	atVersion string
-	// texted is the time at which a message was last written.
-	texted time.Time
-	// told is the last message of a VolumeCondition in an event, and toldAt the time of the event.
-	told   string
-	toldAt time.Time
+	// messageWritten is the time at which a message was last written.
+	messageWritten time.Time
+	// lastEvent is the last message of a VolumeCondition in an event, and lastEventAt the time of
+	// the event.
+	lastEvent   string
+	lastEventAt time.Time
 	// claim is for metrics.
 	claim *v1.PersistentVolumeClaim
 }
@@ -45,7 +46,7 @@ func (m *Monitor) memoryOf(c *v1.PersistentVolumeClaim) *memory {
 	if s := c.Status.HealthStatus; s != nil {
 		r.held, r.since = normal(s.HealthConditions), s.LastTransitionTime
 		if i := slices.IndexFunc(r.held, isVolumeCondition); i >= 0 {
-			r.told = r.held[i].Message
+			r.lastEvent = r.held[i].Message
 		}
 	}
 	return r
@@ -62,8 +63,8 @@ func (r *memory) stored(c *v1.PersistentVolumeClaim) []v1.VolumeHealthCondition 
 	return normal(c.Status.HealthStatus.HealthConditions)
 }
 
-// settle reports all changes. Its errors are those of claims that could not be written.
-func (m *Monitor) settle(ctx context.Context, targets map[string][]target, answers map[string]answer) error {
+// reportAll reports all changes. Its errors are those of claims that could not be written.
+func (m *Monitor) reportAll(ctx context.Context, targets map[string][]target, answers map[string]answer) error {
 	memories := map[apitypes.UID]*memory{}
 	var failures failures
 	var group errgroup.Group
@@ -89,7 +90,7 @@ func (m *Monitor) update(c *v1.PersistentVolumeClaim, a answer) *memory {
 	now := a.over(r.held)
 	if !same(now, r.held) {
 		m.tell(c, r.held, now)
-		r.since = metav1.NewTime(m.now())
+		r.since = metav1.Now()
 	}
 	m.tellMessage(c, r, now)
 	r.held, r.claim = now, c
@@ -103,7 +104,7 @@ const textEvery = 10 * time.Minute
 // write writes the conditions into the status of the claim, unless the status has them or the API
 // server drops them. Conditions of the status Unknown are left out while the API server rejects them.
 func (m *Monitor) write(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory) error {
-	list, now := r.held, m.now()
+	list, now := r.held, time.Now()
 	if !m.unknown.writable(now) {
 		list = known(list)
 	}
@@ -124,11 +125,11 @@ func (m *Monitor) write(ctx context.Context, c *v1.PersistentVolumeClaim, r *mem
 
 func (m *Monitor) writeList(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory,
 	list []v1.VolumeHealthCondition) error {
-	stored, now := r.stored(c), m.now()
+	stored, now := r.stored(c), time.Now()
 	switch {
 	case slices.Equal(stored, list):
 		return nil
-	case same(stored, list) && now.Before(r.texted.Add(textEvery)):
+	case same(stored, list) && now.Before(r.messageWritten.Add(textEvery)):
 		return nil
 	case c.Status.HealthStatus == nil && !m.field.writable(now):
 		return nil
@@ -138,7 +139,7 @@ func (m *Monitor) writeList(ctx context.Context, c *v1.PersistentVolumeClaim, r 
 		return err
 	}
 	m.learn(ctx, c, r, list, kept)
-	r.texted = now
+	r.messageWritten = now
 	return nil
 }
 
@@ -153,7 +154,7 @@ func (m *Monitor) learn(ctx context.Context, c *v1.PersistentVolumeClaim, r *mem
 		return
 	}
 	switch log := klog.FromContext(ctx); {
-	case !m.field.learn(kept, m.now()):
+	case !m.field.learn(kept, time.Now()):
 	case kept:
 		log.Info("The API server keeps status.healthStatus of claims")
 	default:

@@ -8,9 +8,11 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/unprivileged"
 )
 
@@ -25,7 +27,7 @@ func chmod(t *testing.T, path string, mode os.FileMode) {
 // answers waits until /healthz answers with a code and a text.
 func answers(t *testing.T, r *runner, code int, text string) {
 	t.Helper()
-	eventually(t, text, func() bool {
+	await.True(t, text, func() bool {
 		got, body := get(r)
 		return got == code && strings.Contains(body, text)
 	})
@@ -41,7 +43,7 @@ func TestADriverWithoutAccessIsNotReportedAsFailed(t *testing.T) {
 	d := &driver{}
 	defer d.serve(t, path)()
 	chmod(t, path, 0)
-	r := probing(t, path, &controller{timeout: guard})
+	r := probing(t, path, unlimited())
 	if code, body := get(r); code != 200 || !strings.Contains(body, denied) || !strings.Contains(body, "runAsUser: 0") {
 		t.Errorf("/healthz without permission answers %d %q, want 200 with the reason and the remedy", code, body)
 	}
@@ -83,7 +85,7 @@ func TestWhoIsToBlameForALostDriver(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			path := socketPath(t)
 			stop := (&driver{}).serve(t, path)
-			r := probing(t, path, &controller{timeout: guard})
+			r := probing(t, path, unlimited())
 			answers(t, r, 200, "ok")
 			stop()
 			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
@@ -105,11 +107,11 @@ func TestADriverThatHangsBehindASocketThatWasDenied(t *testing.T) {
 	defer d.serve(t, path)()
 	defer close(d.hang)
 	chmod(t, path, 0)
-	c := &controller{timeout: guard}
+	c := unlimited()
 	r := probing(t, path, c)
 	answers(t, r, 200, denied)
 	chmod(t, path, 0o600)
-	eventually(t, "the socket is open", func() bool { r.conn.Connect(); return r.socket.Denied() == nil })
-	c.timeout = 50_000_000 // 50 ms
+	await.True(t, "the socket is open", func() bool { r.conn.Connect(); return r.socket.Denied() == nil })
+	c.timeout = time.Second
 	answers(t, r, 500, "DeadlineExceeded")
 }

@@ -24,6 +24,9 @@ import (
 // New returns the controller "livenessprobe".
 func New() sidecar.Controller { return &controller{port: "9808"} } // upstream's
 
+// upstreamTimeout is the default of --probe-timeout.
+const upstreamTimeout = 3 * time.Second
+
 type controller struct {
 	timeout time.Duration
 	port    sidecar.Address
@@ -36,7 +39,7 @@ func (*controller) About() string {
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.Duration(&c.timeout, "probe-timeout", 3*time.Second, "time limit of a probe of the driver")
+	f.Duration(&c.timeout, "probe-timeout", upstreamTimeout, "time limit of a probe of the driver")
 	f.Var(&c.port, "health-port", "port, or `host:port`, of a /healthz for the driver; 0 for none. It is "+
 		"separate from --http-endpoint, whose /healthz is for this process: neither container should be "+
 		"killed for a failure of the other. /healthz/livenessprobe of --http-endpoint has the same answer")

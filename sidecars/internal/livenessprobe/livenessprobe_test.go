@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,13 +23,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
-
-// guard is the limit for an expected event, after which a test reports a hang.
-const guard = 20 * time.Second
 
 // driver is a driver whose health a test sets.
 type driver struct {
@@ -54,6 +54,11 @@ func (d *driver) serve(t *testing.T, path string) func() {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return d.serveOn(l)
+}
+
+// serveOn makes the driver answer on a listener. It returns a function that ends the server.
+func (d *driver) serveOn(l net.Listener) func() {
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, d)
 	var done sync.WaitGroup
@@ -72,14 +77,32 @@ func socketPath(t *testing.T) string {
 	return filepath.Join(dir, "csi.sock")
 }
 
+// unlimited returns a controller whose probes have no limit that a slow machine could reach.
+func unlimited() *controller { return &controller{timeout: time.Hour} }
+
 // probing is a controller that is built, for the driver at path.
 func probing(t *testing.T, path string, c *controller) *runner {
 	t.Helper()
 	socket := sidecar.NewSocket(path)
-	fast := backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}
+	return build(t, c, socket, socket.Dial)
+}
+
+// simulated is a controller with upstream's timeout, for a driver in the bubble of the test.
+func simulated(t *testing.T, d *driver) *runner {
+	t.Helper()
+	l := bufconn.Listen(1 << 16)
+	t.Cleanup(d.serveOn(l))
+	return build(t, &controller{timeout: upstreamTimeout}, sidecar.NewSocket(""), l.DialContext)
+}
+
+func build(t *testing.T, c *controller, socket *sidecar.Socket,
+	dial func(context.Context) (net.Conn, error)) *runner {
+	t.Helper()
+	retry := backoff.DefaultConfig // as in package sidecar
+	retry.MaxDelay = time.Second
 	conn, err := grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: fast, MinConnectTimeout: guard}),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return socket.Dial(ctx) }))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Minute}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,16 +124,6 @@ func get(r *runner) (int, string) {
 	return answer.Code, answer.Body.String()
 }
 
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(guard); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it never came to be that %s", what)
-		}
-	}
-}
-
 func TestHealthzReportsTheAnswerOfTheDriver(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -127,58 +140,88 @@ func TestHealthzReportsTheAnswerOfTheDriver(t *testing.T) {
 			&driver{Err: status.Error(codes.Unavailable, "no storage")}, 500, "no storage"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			path := socketPath(t)
-			defer c.driver.serve(t, path)()
-			code, body := get(probing(t, path, &controller{timeout: guard}))
-			if code != c.code || !strings.Contains(body, c.body) {
-				t.Errorf("/healthz answers %d %q, want %d %q", code, body, c.code, c.body)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				code, body := get(simulated(t, c.driver))
+				if code != c.code || !strings.Contains(body, c.body) {
+					t.Errorf("/healthz answers %d %q, want %d %q", code, body, c.code, c.body)
+				}
+			})
 		})
 	}
 }
 
 func TestADriverThatHangs(t *testing.T) {
-	path := socketPath(t)
-	d := &driver{hang: make(chan struct{})}
-	defer d.serve(t, path)()
-	r := probing(t, path, &controller{timeout: guard})
-	first, leave := context.WithCancel(t.Context())
-	answers := make(chan error, 2)
-	go func() { answers <- failure(r.Check(first)) }()
-	eventually(t, "the driver is asked", func() bool { return d.probes.Load() > 0 })
-	go func() { answers <- failure(r.Check(first)) }()
-	leave()
-	for range 2 {
-		if err := <-answers; !errors.Is(err, context.Canceled) {
-			t.Errorf("who hangs up is told %v, want %v", err, context.Canceled)
+	synctest.Test(t, func(t *testing.T) {
+		d := &driver{hang: make(chan struct{})}
+		r := simulated(t, d)
+		first, leave := context.WithCancel(t.Context())
+		answers := make(chan error, 2)
+		for range 2 {
+			go func() { answers <- failure(r.Check(first)) }()
 		}
-	}
-	for range 100 {
-		r.Check(first) // each joins the running probe, and leaves
-	}
-	// Earlier requests are at the driver when the answer to this request is back.
-	if _, err := csi.NewIdentityClient(r.conn).GetPluginInfo(t.Context(),
-		&csi.GetPluginInfoRequest{}); status.Code(err) != codes.Unimplemented {
-		t.Fatal(err)
-	}
-	if got := d.probes.Load(); got != 1 {
-		t.Errorf("the driver that hangs was asked %d times, want 1", got)
-	}
-	close(d.hang)
-	if _, err := r.Check(t.Context()); err != nil {
-		t.Errorf("the driver answers again, but the probe says %v", err)
-	}
+		synctest.Wait()
+		leave()
+		for range 2 {
+			if err := <-answers; !errors.Is(err, context.Canceled) {
+				t.Errorf("a caller that hangs up gets %v, want %v", err, context.Canceled)
+			}
+		}
+		for range 100 {
+			r.Check(first) // each joins the running probe, and leaves
+		}
+		synctest.Wait()
+		if got := d.probes.Load(); got != 1 {
+			t.Errorf("the driver that hangs was asked %d times, want 1", got)
+		}
+		close(d.hang)
+		if _, err := r.Check(t.Context()); err != nil {
+			t.Errorf("the driver answers again, but the probe says %v", err)
+		}
+	})
 }
 
+// The kubelet asks every few seconds. A driver that hangs has one probe at a time, and fails each.
 func TestAProbeEndsInTime(t *testing.T) {
-	path := socketPath(t)
-	d := &driver{hang: make(chan struct{})}
-	defer d.serve(t, path)()
-	defer close(d.hang)
-	if code, body := get(probing(t, path, &controller{timeout: time.Millisecond})); code != 500 ||
-		!strings.Contains(body, "DeadlineExceeded") {
-		t.Errorf("/healthz of a driver that hangs answers %d %q", code, body)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		d := &driver{hang: make(chan struct{})}
+		r := simulated(t, d)
+		for round := range int32(3) {
+			began := time.Now()
+			if code, body := get(r); code != 500 || !strings.Contains(body, "DeadlineExceeded") {
+				t.Errorf("/healthz of a driver that hangs answers %d %q", code, body)
+			}
+			if took := time.Since(began); took != upstreamTimeout {
+				t.Errorf("the probe took %v, want %v", took, upstreamTimeout)
+			}
+			if got := d.probes.Load(); got != round+1 {
+				t.Errorf("%d probes in round %d", got, round)
+			}
+			time.Sleep(10 * time.Second)
+		}
+		close(d.hang)
+		if code, _ := get(r); code != 200 {
+			t.Errorf("/healthz of a driver that answers again answers %d", code)
+		}
+	})
+}
+
+// A driver that answers just in time is healthy.
+func TestASlowDriverIsHealthy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &driver{hang: make(chan struct{})}
+		r := simulated(t, d)
+		time.AfterFunc(upstreamTimeout-time.Second, func() { close(d.hang) })
+		if code, body := get(r); code != 200 {
+			t.Errorf("/healthz of a slow driver answers %d %q", code, body)
+		}
+	})
+}
+
+// onPort returns a controller with a health port.
+func onPort(port sidecar.Address) *controller {
+	c := unlimited()
+	c.port = port
+	return c
 }
 
 // freePort is a port that is free at the moment.
@@ -193,8 +236,9 @@ func freePort(t *testing.T) sidecar.Address {
 }
 
 func TestTheHealthPortAnswersBeforeThereIsADriver(t *testing.T) {
+	t.Parallel()
 	path, port := socketPath(t), freePort(t)
-	r := probing(t, path, &controller{timeout: guard, port: port})
+	r := probing(t, path, onPort(port))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
@@ -209,14 +253,14 @@ func TestTheHealthPortAnswersBeforeThereIsADriver(t *testing.T) {
 			return response.StatusCode == want
 		}
 	}
-	eventually(t, "/healthz fails without a driver", answer(500))
+	await.True(t, "/healthz fails without a driver", answer(500))
 	defer (&driver{}).serve(t, path)()
-	eventually(t, "/healthz passes with a driver", answer(200))
+	await.True(t, "/healthz passes with a driver", answer(200))
 	stop()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("Run = %v", err)
 	}
-	eventually(t, "the health port is closed", func() bool {
+	await.True(t, "the health port is closed", func() bool {
 		conn, err := net.Dial("tcp", string(port))
 		if err == nil {
 			conn.Close()
@@ -228,14 +272,15 @@ func TestTheHealthPortAnswersBeforeThereIsADriver(t *testing.T) {
 // TestAHealthPortOfTheHostAlone: on the network of a node, only processes of the node reach
 // 127.0.0.1:PORT, and another driver can have the same port of another address.
 func TestAHealthPortOfTheHostAlone(t *testing.T) {
+	t.Parallel()
 	path, port := socketPath(t), freePort(t)
 	defer (&driver{}).serve(t, path)()
-	r := probing(t, path, &controller{timeout: guard, port: port})
+	r := probing(t, path, onPort(port))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
 	defer func() { stop(); <-ended }()
-	eventually(t, "the health port is open", func() bool {
+	await.True(t, "the health port is open", func() bool {
 		conn, err := net.Dial("tcp", string(port))
 		if err == nil {
 			conn.Close()
@@ -257,12 +302,13 @@ func TestAHealthPortOfTheHostAlone(t *testing.T) {
 }
 
 func TestAHealthPortThatIsTaken(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	r := probing(t, socketPath(t), &controller{timeout: guard, port: sidecar.Address(l.Addr().String())})
+	r := probing(t, socketPath(t), onPort(sidecar.Address(l.Addr().String())))
 	if err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "a port of its own") {
 		t.Errorf("Run = %v, want an error that says what to do", err)
 	}

@@ -1,6 +1,7 @@
 package registrar
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,30 @@ import (
 
 // maxSocketPath is the longest path of a Unix socket on Linux and on Windows, in bytes.
 const maxSocketPath = 107
+
+// directory is the directory in which the kubelet finds the socket.
+type directory interface {
+	// listen makes a socket. It replaces an existing socket.
+	listen(path string) (net.Listener, error)
+	// dial connects to a socket.
+	dial(ctx context.Context, path string) (net.Conn, error)
+	// stat returns fs.ErrNotExist if there is no file at path.
+	stat(path string) error
+}
+
+// files is a directory in a filesystem.
+type files struct{}
+
+func (files) listen(path string) (net.Listener, error) { return listen(path) }
+
+func (files) dial(ctx context.Context, path string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "unix", path)
+}
+
+func (files) stat(path string) error {
+	_, err := os.Lstat(path)
+	return err
+}
 
 // listen makes a socket with mode 0600. It replaces an existing socket, even if a process serves
 // it: the previous pod is about to end, or was killed. A path that is not a socket stays and is an

@@ -10,10 +10,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/unprivileged"
 )
 
 func TestTheSocketIsItsOwnersAlone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	l, err := listen(n.socket())
 	if err != nil {
@@ -28,10 +30,11 @@ func TestTheSocketIsItsOwnersAlone(t *testing.T) {
 
 // Windows cannot replace a socket by another in a single step.
 func TestARegistrarTakesOverWhenItsSuccessorEnds(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	p := n.start(t, true)
-	eventually(t, "the socket is there", func() bool { return p.served.Load() != nil })
+	(&driver{name: "csi.example.com"}).serve(t, n)
+	p := n.start(t)
+	await.True(t, "the socket is there", func() bool { return p.served.Load() != nil })
 	other, err := net.Listen("unix", n.socket()+"2")
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +50,7 @@ func TestARegistrarTakesOverWhenItsSuccessorEnds(t *testing.T) {
 	// other is open until the end, so nothing else gets its inode's number.
 	defer other.Close()
 	os.Remove(n.socket())
-	eventually(t, "the socket is the registrar's again", func() bool {
+	await.True(t, "the socket is the registrar's again", func() bool {
 		info, err := os.Lstat(n.socket())
 		return err == nil && !os.SameFile(info, its) && p.check(t.Context()) == nil
 	})
@@ -62,22 +65,20 @@ func TestARegistryThatMayNotBeWritten(t *testing.T) {
 		return
 	}
 	n := newNode(t)
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
+	(&driver{name: "csi.example.com"}).serve(t, n)
 	n.registry = filepath.Join(n.registry, "registry")
 	if err := os.Mkdir(n.registry, 0o500); err != nil {
 		t.Fatal(err)
 	}
-	k := watch(t, n.registry, nil)
-	p := n.start(t, true)
-	eventually(t, "the registrar is not ready, with the remedy", func() bool {
+	p := n.start(t)
+	await.True(t, "the registrar is not ready, with the remedy", func() bool {
 		err := p.Ready()
 		return err != nil && strings.Contains(err.Error(),
 			"mode 0500: set runAsUser: 0 for this container, or give a group write and search permission")
 	})
-	k.takes(t, func() {
-		if err := os.Chmod(n.registry, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	})
+	if err := os.Chmod(n.registry, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	n.kubelet(nil).awaitDriver(t, 0)
 	p.end(t)
 }

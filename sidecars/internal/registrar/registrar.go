@@ -19,6 +19,9 @@ import (
 // probeMode is the rest of upstream's exec probe: since v2.9 it always succeeds.
 const probeMode = "kubelet-registration-probe"
 
+// upstreamTimeout is the default of --timeout.
+const upstreamTimeout = time.Second
+
 // New returns the controller "node-driver-registrar".
 func New() sidecar.Controller { return &controller{port: "0", every: 5 * time.Second} }
 
@@ -41,7 +44,7 @@ func (c *controller) Flags(f *sidecar.Flags) {
 		"path of the driver's socket on the host, such as /var/lib/kubelet/plugins/<driver>/csi.sock. Required")
 	f.String(&c.registry, "plugin-registration-path", "/registration",
 		"path at which the kubelet's directory plugins_registry is mounted; usually C:\\registration on Windows")
-	f.Duration(&c.timeout, "timeout", time.Second,
+	f.Duration(&c.timeout, "timeout", upstreamTimeout,
 		"time limit of a call for the driver's name; the call is repeated until it succeeds")
 	f.Duration(&c.deprecated, "connection-timeout", 0, "accepted for old manifests, without effect")
 	f.Var(&c.port, "health-port", "port, or `host:port`, of a /healthz that fails when the registration "+
@@ -85,5 +88,5 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	if c.deprecated != 0 {
 		klog.FromContext(ctx).Info("--connection-timeout has no effect")
 	}
-	return &runner{controller: c, conn: env.Conn, driver: env.Socket}, nil
+	return &runner{controller: c, conn: env.Conn, driver: env.Socket, dir: files{}}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net"
 	"net/http"
@@ -12,22 +11,19 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
-
-// guard is the limit for an expected event, after which a test reports a hang.
-const guard = 20 * time.Second
 
 // endpoint is the driver's socket as the kubelet has it. Nothing here opens it.
 const endpoint = "/var/lib/kubelet/plugins/csi.example.com/csi.sock"
@@ -36,56 +32,59 @@ const endpoint = "/var/lib/kubelet/plugins/csi.example.com/csi.sock"
 // socket there, reports whether it accepted the driver, and forgets drivers whose socket is
 // removed.
 type kubelet struct {
-	Err error // why it takes no driver
+	Err      error // why it takes no driver
+	dir      directory
+	registry string
+	list     func(registry string) map[string]any // the sockets in the registry, by path
 
 	mu      sync.Mutex
-	files   map[string]fs.FileInfo // by path
+	known   map[string]any // sockets by path
 	drivers map[string]*registerapi.PluginInfo
 	taken   int
 	refused int
 }
 
-// watch starts a kubelet.
-func watch(t *testing.T, dir string, refusal error) *kubelet {
-	t.Helper()
-	k := &kubelet{Err: refusal, files: map[string]fs.FileInfo{}, drivers: map[string]*registerapi.PluginInfo{}}
-	ctx, stop := context.WithCancel(context.Background())
-	var done sync.WaitGroup
-	done.Go(func() {
-		for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
-			k.reconcile(ctx, dir)
-		}
-	})
-	t.Cleanup(func() { stop(); done.Wait() })
-	return k
+// kubelet returns the kubelet of a node.
+func (n node) kubelet(refusal error) *kubelet {
+	return &kubelet{Err: refusal, dir: n.dir, registry: n.registry, list: n.list, known: map[string]any{},
+		drivers: map[string]*registerapi.PluginInfo{}}
 }
 
-func (k *kubelet) reconcile(ctx context.Context, dir string) {
+// sockets returns the sockets in a directory of files. Two sockets at a path at different times
+// are not equal: inode numbers come back, but not with the same time.
+func sockets(registry string) map[string]any {
+	all := map[string]any{}
+	paths, _ := filepath.Glob(filepath.Join(registry, "*.sock"))
+	for _, path := range paths {
+		if info, err := os.Lstat(path); err == nil {
+			all[path] = fmt.Sprint(info.ModTime().UnixNano())
+		}
+	}
+	return all
+}
+
+func (k *kubelet) reconcile(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for path, was := range k.files {
-		// inode numbers come back
-		if now, err := os.Lstat(path); err != nil || !os.SameFile(was, now) || was.ModTime() != now.ModTime() {
-			delete(k.files, path)
+	present := k.list(k.registry)
+	for path, was := range k.known {
+		if present[path] != was {
+			delete(k.known, path)
 			delete(k.drivers, path)
 		}
 	}
-	sockets, _ := filepath.Glob(filepath.Join(dir, "*.sock"))
-	for _, path := range sockets {
-		info, err := os.Lstat(path)
-		if err != nil || k.files[path] != nil {
+	for path, socket := range present {
+		if k.known[path] != nil {
 			continue
 		}
 		if err := k.register(ctx, path); err == nil {
-			k.files[path] = info
+			k.known[path] = socket
 		}
 	}
 }
 
 func (k *kubelet) register(ctx context.Context, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, guard)
-	defer cancel()
-	conn, err := connect(path)
+	conn, err := connect(k.dir, path)
 	if err != nil {
 		return err
 	}
@@ -136,7 +135,9 @@ func (k *kubelet) knows() (map[string]string, int) {
 // driver is a driver whose name a test sets.
 type driver struct {
 	csi.UnimplementedIdentityServer
-	name string
+	name  string
+	hang  chan struct{} // calls wait until it is closed; nil: they do not wait
+	calls atomic.Int32
 
 	mu  sync.Mutex
 	Err error
@@ -149,14 +150,19 @@ func (d *driver) say(err error) {
 }
 
 func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	d.calls.Add(1)
+	if d.hang != nil {
+		<-d.hang
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return &csi.GetPluginInfoResponse{Name: d.name}, d.Err
 }
 
-func (d *driver) serve(t *testing.T, path string) {
+// serve serves the driver's calls until the end of the test.
+func (d *driver) serve(t *testing.T, n node) {
 	t.Helper()
-	l, err := net.Listen("unix", path)
+	l, err := n.listenCSI()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,9 +173,16 @@ func (d *driver) serve(t *testing.T, path string) {
 	t.Cleanup(func() { server.Stop(); done.Wait() })
 }
 
-// node is a directory for plugins and a driver's socket.
-type node struct{ registry, csi string }
+// node has a directory for plugins and a driver's socket.
+type node struct {
+	registry  string
+	dir       directory
+	list      func(registry string) map[string]any // see kubelet
+	listenCSI func() (net.Listener, error)
+	dialCSI   func(context.Context) (net.Conn, error)
+}
 
+// newNode returns a node with files.
 func newNode(t *testing.T) node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "reg") // t.TempDir's paths are too long for a socket
@@ -177,7 +190,10 @@ func newNode(t *testing.T) node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	return node{registry: dir, csi: filepath.Join(dir, "csi")}
+	csi := filepath.Join(dir, "csi")
+	return node{registry: dir, dir: files{}, list: sockets,
+		listenCSI: func() (net.Listener, error) { return net.Listen("unix", csi) },
+		dialCSI:   func(ctx context.Context) (net.Conn, error) { return files{}.dial(ctx, csi) }}
 }
 
 func (n node) socket() string { return filepath.Join(n.registry, "csi.example.com-reg.sock") }
@@ -189,24 +205,26 @@ type process struct {
 	ended chan error
 }
 
-// start runs a registrar. Its socket is looked after if watchful.
-func (n node) start(t *testing.T, watchful bool) *process {
+// controller returns a controller as the product has it, with a call limit that no machine exceeds.
+func (n node) controller() *controller {
+	c := New().(*controller)
+	c.registry, c.endpoint, c.timeout = n.registry, endpoint, time.Hour
+	return c
+}
+
+// start runs a registrar.
+func (n node) start(t *testing.T) *process {
 	t.Helper()
-	c := &controller{registry: n.registry, endpoint: endpoint, timeout: guard, every: time.Hour}
-	if watchful {
-		c.every = time.Millisecond
-	}
-	return n.startAs(t, c)
+	return n.startAs(t, n.controller())
 }
 
 func (n node) startAs(t *testing.T, c *controller) *process {
 	t.Helper()
-	fast := backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}
+	retry := backoff.DefaultConfig // as in package sidecar
+	retry.MaxDelay = time.Second
 	conn, err := grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: fast, MinConnectTimeout: guard}),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", n.csi)
-		}))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Minute}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return n.dialCSI(ctx) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,6 +234,7 @@ func (n node) startAs(t *testing.T, c *controller) *process {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	p := &process{runner: built.(*runner), stop: stop, ended: make(chan error, 1)}
+	p.dir = n.dir
 	go func() { p.ended <- p.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()
@@ -224,45 +243,28 @@ func (n node) startAs(t *testing.T, c *controller) *process {
 	return p
 }
 
-// wait returns the result of Run.
-func (p *process) wait(t *testing.T) error {
-	t.Helper()
-	select {
-	case err := <-p.ended:
-		return err
-	case <-time.After(guard):
-		t.Fatal("Run does not return")
-		return nil
-	}
-}
-
 // end tells the registrar to end, and waits until it has.
 func (p *process) end(t *testing.T) {
 	t.Helper()
 	p.stop()
-	if err := p.wait(t); !errors.Is(err, context.Canceled) {
+	if err := <-p.ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("Run = %v, though it was told to end", err)
 	}
 }
 
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(guard); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it never came to be that %s", what)
-		}
-	}
+// has reports whether the kubelet has the driver.
+func (k *kubelet) has() bool {
+	got, _ := k.knows()
+	return maps.Equal(got, map[string]string{"csi.example.com": endpoint})
 }
 
-// takes waits until the kubelet, once something is done, takes the driver.
-func (k *kubelet) takes(t *testing.T, done func()) {
+// awaitDriver waits until the kubelet has registered the driver once more than before.
+func (k *kubelet) awaitDriver(t *testing.T, before int) {
 	t.Helper()
-	_, before := k.knows()
-	done()
-	eventually(t, "the kubelet takes the driver", func() bool {
-		got, n := k.knows()
-		return n > before && maps.Equal(got, map[string]string{"csi.example.com": endpoint})
+	await.True(t, "the kubelet registers the driver", func() bool {
+		k.reconcile(t.Context())
+		_, n := k.knows()
+		return n > before && k.has()
 	})
 }
 
@@ -277,17 +279,12 @@ func exists(path string) bool {
 }
 
 func TestADriverIsRegisteredUntilTheEnd(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
-	k := watch(t, n.registry, nil)
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	var p *process
-	k.takes(t, func() { p = n.start(t, false) })
-	k.mu.Lock()
-	info := k.drivers[n.socket()]
-	k.mu.Unlock()
-	if info.GetType() != "CSIPlugin" || fmt.Sprint(info.GetSupportedVersions()) != "[1.0.0]" {
-		t.Errorf("the kubelet was told %v", info)
-	}
+	k := n.kubelet(nil)
+	(&driver{name: "csi.example.com"}).serve(t, n)
+	p := n.start(t)
+	k.awaitDriver(t, 0)
 	if _, err := p.Check(t.Context()); err != nil {
 		t.Errorf("Check = %v", err)
 	}
@@ -295,122 +292,13 @@ func TestADriverIsRegisteredUntilTheEnd(t *testing.T) {
 	if exists(n.socket()) {
 		t.Error("the socket is there after the end")
 	}
-	eventually(t, "the kubelet forgets the driver", k.isEmpty)
-}
-
-// The process goes on, since it also answers the driver's liveness probe.
-func TestAKubeletThatRefuses(t *testing.T) {
-	n := newNode(t)
-	k := watch(t, n.registry, errors.New("node id is empty"))
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	p := n.startAs(t, &controller{registry: n.registry, endpoint: endpoint, timeout: guard,
-		every: 20 * time.Millisecond})
-	refused := func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), "node id is empty") }
-	eventually(t, "the registrar is not ready, with the kubelet's reason", refused)
-	eventually(t, "the kubelet is asked again", func() bool {
-		if !refused() {
-			t.Errorf("Ready = %v before the kubelet took the driver", p.Ready())
-		}
-		return k.refusals() > 10
-	})
-	if _, err := p.Check(t.Context()); err != nil {
-		t.Errorf("Check = %v, but a new process would not help", err)
-	}
-	k.takes(t, func() { k.refuses(nil) })
-	eventually(t, "the registrar is ready", func() bool { return p.Ready() == nil })
-	p.end(t)
-	if exists(n.socket()) {
-		t.Error("the socket is there after the end")
-	}
-}
-
-func TestADriverThatComesLate(t *testing.T) {
-	n := newNode(t)
-	k := watch(t, n.registry, nil)
-	p := n.start(t, false)
-	if _, err := p.Check(t.Context()); err != nil {
-		t.Errorf("Check = %v while there is no driver, but to start this process again would not help", err)
-	}
-	d := &driver{name: "csi.example.com", Err: status.Error(codes.Internal, "not yet")}
-	d.serve(t, n.csi)
-	k.takes(t, func() { d.say(nil) })
-	p.end(t)
-}
-
-func TestTheEndWhileThereIsNoDriver(t *testing.T) {
-	n := newNode(t)
-	n.start(t, false).end(t)
-	if left, err := os.ReadDir(n.registry); err != nil || len(left) > 0 {
-		t.Errorf("%v is left, %v", left, err)
-	}
-}
-
-func TestASilentClientDoesNotDelayTheEnd(t *testing.T) {
-	n := newNode(t)
-	k := watch(t, n.registry, nil)
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	var p *process
-	k.takes(t, func() { p = n.start(t, false) })
-	conn, err := net.Dial("unix", n.socket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	p.end(t)
-}
-
-func TestASocketThatAnotherProgramRemoves(t *testing.T) {
-	n := newNode(t)
-	k := watch(t, n.registry, nil)
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	var careless *process
-	k.takes(t, func() { careless = n.start(t, false) })
-	os.Remove(n.socket())
-	if _, err := careless.Check(t.Context()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Check = %v of a socket that is gone", err)
-	}
-	careless.end(t)
-	eventually(t, "the kubelet forgets the driver", k.isEmpty)
-
-	var p *process
-	k.takes(t, func() { p = n.start(t, true) })
-	for range 3 {
-		k.takes(t, func() { os.Remove(n.socket()) })
-	}
-	if _, err := p.Check(t.Context()); err != nil {
-		t.Errorf("Check = %v of a socket that came back", err)
-	}
-	p.end(t)
-	if exists(n.socket()) {
-		t.Error("the socket is there after the end")
-	}
-}
-
-// As in a rolling update with maxSurge, and when a DaemonSet has two pods on a node for a while.
-func TestTwoRegistrarsOfOneDriver(t *testing.T) {
-	n := newNode(t)
-	k := watch(t, n.registry, nil)
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	var first, second *process
-	k.takes(t, func() { first = n.start(t, false) })
-	k.takes(t, func() { second = n.start(t, false) })
-	if _, err := first.Check(t.Context()); err != nil {
-		t.Errorf("Check of the first = %v, though the second serves the driver", err)
-	}
-	first.end(t)
-	if !exists(n.socket()) {
-		t.Fatal("the first one's end took the second one's socket away")
-	}
-	if _, err := second.Check(t.Context()); err != nil {
-		t.Errorf("Check of the second = %v", err)
-	}
-	second.end(t)
-	if exists(n.socket()) {
-		t.Error("the socket is there after the end")
+	if k.reconcile(t.Context()); !k.isEmpty() {
+		t.Error("the kubelet has the driver after the end")
 	}
 }
 
 func TestASocketThatAProcessLeftWhenItWasKilled(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.socket(), Net: "unix"})
 	if err != nil {
@@ -418,10 +306,9 @@ func TestASocketThatAProcessLeftWhenItWasKilled(t *testing.T) {
 	}
 	stale.SetUnlinkOnClose(false)
 	stale.Close()
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	k := watch(t, n.registry, nil)
-	var p *process
-	k.takes(t, func() { p = n.start(t, false) })
+	(&driver{name: "csi.example.com"}).serve(t, n)
+	p := n.start(t)
+	n.kubelet(nil).awaitDriver(t, 0)
 	p.end(t)
 }
 
@@ -440,16 +327,17 @@ func TestAddressesThatCannotBeServed(t *testing.T) {
 			want: "mount the kubelet's plugins_registry there"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			n := newNode(t)
-			(&driver{name: c.driver}).serve(t, n.csi)
+			(&driver{name: c.driver}).serve(t, n)
 			n.registry = filepath.Join(n.registry, c.registry)
 			if c.file {
 				if err := os.WriteFile(n.socket(), []byte("precious"), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
-			p := n.start(t, false)
-			eventually(t, "Ready returns an error with "+c.want,
+			p := n.start(t)
+			await.True(t, "Ready returns an error with "+c.want,
 				func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), c.want) })
 			if _, err := p.Check(t.Context()); err != nil {
 				t.Errorf("Check = %v, but a new process would not help", err)
@@ -462,36 +350,20 @@ func TestAddressesThatCannotBeServed(t *testing.T) {
 	}
 }
 
-// A rollout must not go on over nodes whose driver is not registered.
-func TestOnlyARegisteredDriverIsReady(t *testing.T) {
-	n := newNode(t)
-	p := n.start(t, true)
-	if err := p.Ready(); err == nil || !strings.Contains(err.Error(), "has not told its name") {
-		t.Errorf("Ready = %v without a driver", err)
-	}
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	eventually(t, "the socket is there", func() bool { return p.served.Load() != nil })
-	if err := p.Ready(); err == nil || !strings.Contains(err.Error(), "--root-dir") {
-		t.Errorf("Ready = %v without a kubelet", err)
-	}
-	p.end(t)
-}
-
 func TestARegistryThatComesLate(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
+	(&driver{name: "csi.example.com"}).serve(t, n)
 	n.registry = filepath.Join(n.registry, "late")
-	k := watch(t, n.registry, nil)
-	p := n.start(t, true)
-	eventually(t, "the registrar is not ready", func() bool {
+	p := n.start(t)
+	await.True(t, "the registrar is not ready", func() bool {
 		err := p.Ready()
 		return err != nil && strings.Contains(err.Error(), "must be a directory")
 	})
-	k.takes(t, func() {
-		if err := os.Mkdir(n.registry, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	})
+	if err := os.Mkdir(n.registry, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.kubelet(nil).awaitDriver(t, 0)
 	if err := p.Ready(); err != nil {
 		t.Errorf("Ready = %v of a driver that is registered", err)
 	}
@@ -499,23 +371,23 @@ func TestARegistryThatComesLate(t *testing.T) {
 }
 
 func TestTheHealthPort(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := sidecar.Address(l.Addr().String())
 	n := newNode(t)
-	c := &controller{registry: n.registry, endpoint: endpoint, timeout: guard, every: time.Hour, port: port}
-	if err := n.startAs(t, c).wait(t); err == nil || !strings.Contains(err.Error(), "a port of its own") {
+	c := n.controller()
+	c.port, c.every = sidecar.Address(l.Addr().String()), time.Hour // the socket is not made again
+	if err := <-n.startAs(t, c).ended; err == nil || !strings.Contains(err.Error(), "a port of its own") {
 		t.Errorf("Run = %v with a port that is taken, want an error that says what to do", err)
 	}
 	l.Close()
-	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	k := watch(t, n.registry, nil)
-	var p *process
-	k.takes(t, func() { p = n.startAs(t, c) })
+	(&driver{name: "csi.example.com"}).serve(t, n)
+	p := n.startAs(t, c)
+	n.kubelet(nil).awaitDriver(t, 0)
 	code := func() int {
-		response, err := http.Get("http://" + string(port) + "/healthz")
+		response, err := http.Get("http://" + string(c.port) + "/healthz")
 		if err != nil {
 			t.Fatal(err)
 		}

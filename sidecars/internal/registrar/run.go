@@ -40,6 +40,7 @@ type runner struct {
 	*controller
 	conn    *grpc.ClientConn
 	driver  *sidecar.Socket
+	dir     directory
 	served  atomic.Pointer[served]
 	problem sidecar.Problem
 	taken   atomic.Bool // the kubelet has registered the driver by the present socket
@@ -72,7 +73,7 @@ func (r *runner) Ready() error {
 	case r.taken.Load():
 		return nil
 	case r.served.Load() == nil:
-		return errors.New("the driver has not told its name yet")
+		return errors.New("the driver's name is not known yet")
 	}
 	return fmt.Errorf("the kubelet has not registered the driver yet: %s must be plugins_registry below the "+
 		"kubelet's --root-dir", r.registry)
@@ -106,7 +107,7 @@ var nameFormat = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,61}[a-zA-Z0-9]
 // name asks the driver for its name until the driver reports a valid name, or ctx is done.
 func (r *runner) name(ctx context.Context) (string, error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		name, err := r.ask(ctx)
+		name, err := r.driverName(ctx)
 		switch {
 		case err == nil && nameFormat.MatchString(name):
 			r.problem.Report(ctx, "", nil)
@@ -115,7 +116,7 @@ func (r *runner) name(ctx context.Context) (string, error) {
 			r.problem.Report(ctx, "Cannot register the driver",
 				fmt.Errorf("invalid driver name %q: CSI allows letters, digits, dots and dashes, at most 63", name))
 		case r.driver.Denied() == nil: // the socket logs that itself
-			klog.FromContext(ctx).Info("Waiting for the driver to tell its name", "err", err, "again", pause)
+			klog.FromContext(ctx).Info("Waiting for the driver's name", "err", err, "again", pause)
 		}
 		select {
 		case <-ctx.Done():
@@ -125,7 +126,7 @@ func (r *runner) name(ctx context.Context) (string, error) {
 	}
 }
 
-func (r *runner) ask(ctx context.Context) (string, error) {
+func (r *runner) driverName(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	return rpc.GetDriverName(ctx, r.conn)
@@ -177,7 +178,7 @@ func (r *runner) open(socket string) (net.Listener, error) {
 				"mount plugins_registry at a shorter path, and name that with --plugin-registration-path",
 				socket, len(socket), maxSocketPath)
 	}
-	l, err := listen(socket)
+	l, err := r.dir.listen(socket)
 	if err == nil {
 		return l, nil
 	}
@@ -204,7 +205,7 @@ func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener,
 	var l net.Listener
 	opened, refused := false, false
 	for {
-		if _, err := os.Lstat(s.socket); !opened || errors.Is(err, fs.ErrNotExist) {
+		if !opened || errors.Is(r.dir.stat(s.socket), fs.ErrNotExist) {
 			if l != nil && r.problem.Err() == nil {
 				klog.FromContext(ctx).Info("The registration socket is gone, though this process did not remove it",
 					"socket", s.socket)
@@ -261,21 +262,21 @@ func (r *runner) check(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	err := r.asks(ctx, s)
+	err := r.checkSocket(ctx, s)
 	if r.served.Load() != s { // this process closed the socket meanwhile, after a refusal
 		return nil
 	}
 	return err
 }
 
-// asks asks a registration socket as the kubelet does.
-func (r *runner) asks(ctx context.Context, s *served) error {
-	if _, err := os.Lstat(s.socket); err != nil {
+// checkSocket calls a registration socket as the kubelet does.
+func (r *runner) checkSocket(ctx context.Context, s *served) error {
+	if err := r.dir.stat(s.socket); err != nil {
 		return fmt.Errorf("the registration socket: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	conn, err := connect(s.socket)
+	conn, err := connect(r.dir, s.socket)
 	if err != nil {
 		return err
 	}
@@ -287,11 +288,11 @@ func (r *runner) asks(ctx context.Context, s *served) error {
 }
 
 // connect returns a channel to a socket. It connects with the first call.
-func connect(socket string) (*grpc.ClientConn, error) {
+func connect(dir directory, socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///registration", // otherwise gRPC takes Windows paths for URLs
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+			return dir.dial(ctx, socket)
 		}))
 }
 

@@ -115,7 +115,7 @@ func (c *Command) parse(args []string) ([]Controller, error) {
 		return nil, err
 	}
 	isOn := func(name string) bool { return slices.Contains(names(on), name) }
-	if err := c.table.settle(isOn); err != nil {
+	if err := c.table.assign(isOn); err != nil {
 		return nil, err
 	}
 	return on, c.validate(on)

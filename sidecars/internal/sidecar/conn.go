@@ -200,8 +200,8 @@ func (b breaks) HandleConn(_ context.Context, s stats.ConnStats) {
 // stillWaiting is the time after which the log repeats a lasting failure.
 const stillWaiting = 15 * time.Second
 
-// await waits until the channel is connected.
-func await(ctx context.Context, conn *grpc.ClientConn, socket *Socket) error {
+// awaitConnection waits until the channel is connected.
+func awaitConnection(ctx context.Context, conn *grpc.ClientConn, socket *Socket) error {
 	for {
 		state := conn.GetState()
 		if state == connectivity.Ready {
@@ -222,7 +222,7 @@ func await(ctx context.Context, conn *grpc.ClientConn, socket *Socket) error {
 // identify waits without a limit until the driver is ready, and then reads its name and
 // capabilities.
 func identify(ctx context.Context, env *Env, timeout time.Duration) error {
-	if err := await(ctx, env.Conn, env.Socket); err != nil {
+	if err := awaitConnection(ctx, env.Conn, env.Socket); err != nil {
 		return err
 	}
 	if err := rpc.ProbeForever(ctx, env.Conn, timeout); err != nil {

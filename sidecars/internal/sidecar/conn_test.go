@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // small is a driver that makes volumes and groups of snapshots, and nothing else.
@@ -86,12 +88,6 @@ func line(t *testing.T, c *calls, lost func()) (*Socket, *grpc.ClientConn) {
 	return socket, conn
 }
 
-func soon(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 func TestWhereTheSocketMayBe(t *testing.T) {
 	for _, c := range []struct {
 		address, want string
@@ -121,8 +117,8 @@ func TestADriverIsIdentifiedWhenItIsReady(t *testing.T) {
 	socket, conn := line(t, newCalls(nil, -1), func() {})
 	env := &Env{Conn: conn, Socket: socket}
 	known := make(chan error, 1)
-	go func() { known <- identify(soon(t), env, 10*time.Second) }()
-	if _, err := csi.NewIdentityClient(conn).Probe(soon(t),
+	go func() { known <- identify(await.Context(t), env, 10*time.Second) }()
+	if _, err := csi.NewIdentityClient(conn).Probe(await.Context(t),
 		&csi.ProbeRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("a call before the driver is there: %v, want it to fail at once", err)
 	}
@@ -158,21 +154,17 @@ func TestALostConnectionIsNoticedOnceAndMadeAgain(t *testing.T) {
 	s := &small{}
 	for range 2 {
 		stop := s.serve(t, socket.path)
-		if err := await(soon(t), conn, socket); err != nil {
+		if err := awaitConnection(await.Context(t), conn, socket); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := csi.NewIdentityClient(conn).GetPluginInfo(soon(t), &csi.GetPluginInfoRequest{}); err != nil {
+		if _, err := csi.NewIdentityClient(conn).GetPluginInfo(await.Context(t), &csi.GetPluginInfoRequest{}); err != nil {
 			t.Fatal(err)
 		}
 		if len(lost) != 0 {
 			t.Error("it was lost while the driver is there")
 		}
 		stop()
-		select {
-		case <-lost:
-		case <-soon(t).Done():
-			t.Fatal("nobody noticed")
-		}
+		await.Receive(t, "the loss is noticed", lost)
 	}
 }
 
@@ -188,23 +180,23 @@ func TestNoCallWithoutLeadership(t *testing.T) {
 	socket, conn := line(t, c, func() {})
 	s := &small{}
 	s.serve(t, socket.path)
-	if err := await(soon(t), conn, socket); err != nil {
+	if err := awaitConnection(await.Context(t), conn, socket); err != nil {
 		t.Fatal(err)
 	}
 	lost.Store(true)
-	_, err := csi.NewControllerClient(conn).CreateVolume(soon(t), &csi.CreateVolumeRequest{Name: "v"})
+	_, err := csi.NewControllerClient(conn).CreateVolume(await.Context(t), &csi.CreateVolumeRequest{Name: "v"})
 	if status.Code(err) != codes.Unavailable || s.made.Load() != 0 {
 		t.Errorf("got %v, and the driver made %d volumes", err, s.made.Load())
 	}
-	if _, err := csi.NewIdentityClient(conn).Probe(soon(t),
+	if _, err := csi.NewIdentityClient(conn).Probe(await.Context(t),
 		&csi.ProbeRequest{}); status.Code(err) != codes.Unavailable || s.probes.Load() != 0 {
 		t.Errorf("what is not asked for a controller goes the same way: %v", err)
 	}
 	lost.Store(false)
-	if err := await(soon(t), conn, socket); err != nil {
+	if err := awaitConnection(await.Context(t), conn, socket); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := csi.NewControllerClient(conn).CreateVolume(soon(t), &csi.CreateVolumeRequest{Name: "v"}); err != nil ||
+	if _, err := csi.NewControllerClient(conn).CreateVolume(await.Context(t), &csi.CreateVolumeRequest{Name: "v"}); err != nil ||
 		s.made.Load() != 1 {
 		t.Errorf("the leader: %v, and the driver made %d volumes", err, s.made.Load())
 	}
@@ -214,13 +206,13 @@ func TestCallsAreCountedByDriverControllerAndCode(t *testing.T) {
 	c := newCalls(func(context.Context) string { return "true" }, -1)
 	socket, conn := line(t, c, func() {})
 	(&small{}).serve(t, socket.path)
-	if err := await(soon(t), conn, socket); err != nil {
+	if err := awaitConnection(await.Context(t), conn, socket); err != nil {
 		t.Fatal(err)
 	}
 	control := csi.NewControllerClient(conn)
-	control.CreateVolume(soon(t), &csi.CreateVolumeRequest{Name: "v"})
-	csi.NewIdentityClient(conn).GetPluginInfo(soon(t), &csi.GetPluginInfoRequest{})
-	control.ControllerExpandVolume(soon(t), &csi.ControllerExpandVolumeRequest{VolumeId: "v"})
+	control.CreateVolume(await.Context(t), &csi.CreateVolumeRequest{Name: "v"})
+	csi.NewIdentityClient(conn).GetPluginInfo(await.Context(t), &csi.GetPluginInfoRequest{})
+	control.ControllerExpandVolume(await.Context(t), &csi.ControllerExpandVolumeRequest{VolumeId: "v"})
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(c.seconds)
 	families, err := registry.Gather()

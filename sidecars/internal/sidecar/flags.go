@@ -197,7 +197,7 @@ func (t *table) set() *flag.FlagSet {
 	return set
 }
 
-// parse parses a command line. settle then selects the flags that count.
+// parse parses a command line. assign then selects the flags that count.
 func (t *table) parse(args []string) error {
 	set := t.set()
 	switch err := set.Parse(args); {
@@ -214,9 +214,9 @@ func (t *table) parse(args []string) error {
 	return nil
 }
 
-// settle sets unprefixed flags for the controllers that are on, and rejects flags of controllers
+// assign sets unprefixed flags for the controllers that are on, and rejects flags of controllers
 // that are off.
-func (t *table) settle(on func(controller string) bool) error {
+func (t *table) assign(on func(controller string) bool) error {
 	for _, e := range t.entries {
 		if e.owner != "" && e.said != "" && !on(e.owner) {
 			return fmt.Errorf("--%s is set, but %s is off: add it to --controllers, or remove the flag", e.said,

@@ -42,19 +42,19 @@ func byName(k Controller) string {
 func (t *table) print(w io.Writer, owner string) {
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	defer tw.Flush()
-	for _, e := range t.of(owner) {
+	for _, e := range t.entriesOf(owner) {
 		fmt.Fprintf(tw, "  --%s\t%s\n", e.full(e.name), e.says())
 	}
 }
 
-func (t *table) of(owner string) []*entry {
-	var of []*entry
+func (t *table) entriesOf(owner string) []*entry {
+	var all []*entry
 	for _, e := range t.entries {
 		if e.owner == owner {
-			of = append(of, e)
+			all = append(all, e)
 		}
 	}
-	return of
+	return all
 }
 
 // says returns the usage of the flag with its default and former names.
@@ -98,7 +98,7 @@ func (s Subcommand) table() *table {
 }
 
 func (t *table) markdown(w io.Writer, owner string) {
-	flags := t.of(owner)
+	flags := t.entriesOf(owner)
 	if len(flags) == 0 {
 		fmt.Fprintln(w, "It has no flags of its own.")
 		return

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/unprivileged"
 )
 
@@ -52,7 +53,7 @@ func TestASocketThatMayNotBeOpened(t *testing.T) {
 				t.Fatal(err)
 			}
 			for state := conn.GetState(); socket.Denied() == nil; state = conn.GetState() {
-				if !conn.WaitForStateChange(soon(t), state) {
+				if !conn.WaitForStateChange(await.Context(t), state) {
 					t.Fatal("nobody noticed")
 				}
 			}
@@ -66,7 +67,7 @@ func TestASocketThatMayNotBeOpened(t *testing.T) {
 			if err := os.Chmod(bars, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if err := await(soon(t), conn, socket); err != nil || socket.Denied() != nil {
+			if err := awaitConnection(await.Context(t), conn, socket); err != nil || socket.Denied() != nil {
 				t.Errorf("after a chmod: %v, %v", err, socket.Denied())
 			}
 		})

@@ -26,7 +26,7 @@ func (c *Command) run(ctx context.Context, on []Controller) int {
 	if s.failure() != nil {
 		return 1
 	}
-	log.Info("Ended as told")
+	log.Info("Stopped by signal")
 	return 0
 }
 

@@ -9,9 +9,16 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // play runs a command until all that notes says has happened, tells it to end, and returns its exit
@@ -25,20 +32,12 @@ func play(t *testing.T, c *Command, args string, until string, d *diary) int {
 	ctx, cancel := context.WithCancel(t.Context())
 	code := make(chan int, 1)
 	go func() { code <- c.run(ctx, on) }()
-	for until != "" && !strings.Contains(d.String(), until) && soon(t).Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	defer cancel()
 	if until != "" {
+		await.True(t, until, func() bool { return strings.Contains(d.String(), until) })
 		cancel()
 	}
-	defer cancel()
-	select {
-	case got := <-code:
-		return got
-	case <-soon(t).Done():
-		t.Fatalf("it does not end; so far: %s", d)
-	}
-	return -1
+	return await.Receive(t, "the command ends", code)
 }
 
 func TestAllIsBuiltBeforeAnyIsLedAndEndsBeforeTheRelease(t *testing.T) {
@@ -139,33 +138,47 @@ func TestAFailureAfterTheEndIsNone(t *testing.T) {
 }
 
 func TestPatienceHasAnEnd(t *testing.T) {
-	var d diary
-	forever := make(chan struct{})
-	defer close(forever)
-	c := command(&alone{diary: &d}, &toy{name: "stubborn", needs: Needs{Cluster: true}, diary: &d,
-		run: func(context.Context) error { <-forever; return nil }})
-	if code := play(t, c, "--shutdown-timeout=10ms", "run stubborn", &d); code != 0 {
-		t.Errorf("it ended with %d", code)
-	}
-	if got := d.String(); !strings.HasSuffix(got, "run stubborn, release") {
-		t.Errorf("it was %q", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var d diary
+		forever := make(chan struct{})
+		defer close(forever)
+		c := command(&alone{diary: &d}, &toy{name: "stubborn", needs: Needs{Cluster: true}, diary: &d,
+			run: func(context.Context) error { <-forever; return nil }})
+		on, err := c.parse(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		code := make(chan int, 1)
+		go func() { code <- c.run(ctx, on) }()
+		time.Sleep(time.Hour)
+		told := time.Now()
+		cancel()
+		if got := <-code; got != 0 {
+			t.Errorf("it ended with %d", got)
+		}
+		if took := time.Since(told); took != c.patience {
+			t.Errorf("it took %v, want %v", took, c.patience)
+		}
+		if got := d.String(); !strings.HasSuffix(got, "run stubborn, release") {
+			t.Errorf("it was %q", got)
+		}
+	})
 }
 
-// After the loss of a lease a controller waits for no other: patience is longer than this test may
-// take.
+// After the loss of a lease a controller waits for no other.
 func TestALostLeaseLeavesNoTimeToFinish(t *testing.T) {
-	s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics", patience: time.Hour}})
-	forever := make(chan struct{})
-	defer close(forever)
-	s.Fail(ErrLost)
-	over := make(chan struct{})
-	go func() { s.bounded(func() { <-forever }); close(over) }()
-	select {
-	case <-over:
-	case <-soon(t).Done():
-		t.Fatal("it waits")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics", patience: time.Hour}})
+		forever := make(chan struct{})
+		defer close(forever)
+		s.Fail(ErrLost)
+		began := time.Now()
+		s.bounded(func() { <-forever })
+		if took := time.Since(began); took > 0 {
+			t.Errorf("it waits for %v", took)
+		}
+	})
 }
 
 func TestMissingCapabilitiesAreSkippedWithAReason(t *testing.T) {
@@ -223,12 +236,11 @@ type caller struct {
 
 func (k *caller) Build(_ context.Context, env *Env) (Runner, error) {
 	return RunnerFunc(func(ctx context.Context) error {
-		for probe(ctx, env) != nil && ctx.Err() == nil {
-			time.Sleep(time.Millisecond)
-		}
+		probe(ctx, env, grpc.WaitForReady(true))
 		k.stop()
-		for probe(ctx, env) == nil {
-			time.Sleep(time.Millisecond)
+		env.Conn.WaitForStateChange(ctx, connectivity.Ready)
+		if status.Code(probe(ctx, env)) != codes.Unavailable {
+			return errors.New("the driver still answers")
 		}
 		k.diary.note("unavailable")
 		<-ctx.Done()
@@ -236,8 +248,8 @@ func (k *caller) Build(_ context.Context, env *Env) (Runner, error) {
 	}), nil
 }
 
-func probe(ctx context.Context, env *Env) error {
-	_, err := csi.NewIdentityClient(env.Conn).Probe(ctx, &csi.ProbeRequest{})
+func probe(ctx context.Context, env *Env, options ...grpc.CallOption) error {
+	_, err := csi.NewIdentityClient(env.Conn).Probe(ctx, &csi.ProbeRequest{}, options...)
 	return err
 }
 
@@ -255,23 +267,23 @@ func TestAConnectionThatBreaksAtTheEndLeavesTimeForTheRelease(t *testing.T) {
 
 // Where upstream's constructors end their process, they never return here.
 func TestABuildThatNeverReturnsDoesNotKeepTheProcess(t *testing.T) {
-	var d diary
-	ctx, cancel := context.WithCancel(t.Context())
-	forever := make(chan struct{})
-	defer close(forever)
-	c := command(&alone{diary: &d},
-		&toy{name: "stuck", needs: Needs{Cluster: true}, diary: &d, building: func() { cancel(); <-forever }})
-	on, err := c.parse([]string{"--shutdown-timeout=10ms"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	code := make(chan int, 1)
-	go func() { code <- c.run(ctx, on) }()
-	select {
-	case <-code:
-	case <-soon(t).Done():
-		t.Error("it does not end")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var d diary
+		ctx, cancel := context.WithCancel(t.Context())
+		forever := make(chan struct{})
+		defer close(forever)
+		c := command(&alone{diary: &d},
+			&toy{name: "stuck", needs: Needs{Cluster: true}, diary: &d, building: func() { cancel(); <-forever }})
+		on, err := c.parse(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		c.run(ctx, on)
+		if took := time.Since(began); took != c.patience+release {
+			t.Errorf("it took %v, want %v", took, c.patience+release)
+		}
+	})
 }
 
 func TestAProcessWithoutClusterMeasuresItself(t *testing.T) {

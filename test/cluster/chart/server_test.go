@@ -15,6 +15,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/test/cluster/internal/apiserver"
 )
 
@@ -588,10 +589,10 @@ func (s *server) release(namespace string, args ...string) error {
 func TestRights(t *testing.T) {
 	s := &server{Server: apiserver.Server{T: t}, helm: programs(t)}
 	sidecars := filepath.Join(t.TempDir(), "csi-sidecars")
-	build := exec.CommandContext(t.Context(), "go", "build", "-tags=grpcnotrace", "-o", sidecars, "./cmd/csi-sidecars")
-	build.Dir, build.Env = filepath.Join(Sources(), "sidecars"), append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	program := gobuild.Program{Package: "./cmd/csi-sidecars", Dir: filepath.Join(Sources(), "sidecars"),
+		Flags: []string{"-tags=grpcnotrace"}}
+	if err := program.Copy(t.Context(), sidecars); err != nil {
+		t.Fatal(err)
 	}
 	for _, c := range configurations(t) {
 		t.Run(c.Name, func(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
+	"github.com/causeway-csi/causeway/internal/flock"
 	"github.com/causeway-csi/causeway/test/cluster/process"
 )
 

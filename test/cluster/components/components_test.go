@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
+	"github.com/causeway-csi/causeway/internal/flock"
 )
 
 // module makes a module with a program in a directory of tools, and a builder that knows it.

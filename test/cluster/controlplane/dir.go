@@ -4,7 +4,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
+	"github.com/causeway-csi/causeway/internal/flock"
 )
 
 // prefix is that of planes' directories.

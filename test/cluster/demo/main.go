@@ -71,8 +71,12 @@ func run(ctx context.Context, keep bool) (err error) {
 	return play{ctx: ctx, kubectl: k, cluster: c}.all()
 }
 
-// down ends the cluster, even if the demo was interrupted, and looks at the machine.
+// down ends the cluster, even if the demo was interrupted, and looks at the machine. A lent cluster
+// stays.
 func down(c *local.Cluster) error {
+	if c.Lent() {
+		return nil
+	}
 	say("The cluster is removed")
 	if err := c.End(context.Background()); err != nil {
 		return err

@@ -3,13 +3,12 @@ package faults
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/internal/doctortest"
 )
 
 // immediate is a class whose claims are made before a pod wants them: for these all nodes are
@@ -93,14 +92,7 @@ func (s *scene) forget(lines string) {
 func (s *scene) plugin(args ...string) (string, int) {
 	s.Helper()
 	if s.program == "" {
-		program := filepath.Join(s.TempDir(), "kubectl-causeway")
-		cmd := exec.Command("go", "-C", filepath.Join("..", "..", "..", "plugin"), "build", "-o", program,
-			"./cmd/kubectl-causeway")
-		cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			s.Fatalf("%v: %s", err, out)
-		}
-		s.program = program
+		s.program = doctortest.BuildPlugin(s.T)
 	}
 	cmd := exec.CommandContext(s.anyhow(), s.program, args...)
 	cmd.Env = kube.Environment()

@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
 
-	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
+	"github.com/causeway-csi/causeway/internal/flock"
 	"github.com/causeway-csi/causeway/test/cluster/internal/readiness"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"

@@ -15,9 +15,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/flock"
 	"github.com/causeway-csi/causeway/internal/prereq"
 	"github.com/causeway-csi/causeway/test/cluster/components"
-	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
@@ -28,11 +28,21 @@ const diskSize = 8 << 30
 // Cluster is a cluster on this machine, which may run or not. It is a provider.Provider.
 type Cluster struct {
 	name string
+	lent bool // by the program that started it
 	files
 }
 
-// New returns the cluster of that name. Errors: an invalid name.
+// LentVariable is the environment variable that lends a running cluster to programs. Its value is
+// the name of the cluster.
+const LentVariable = "CAUSEWAY_CLUSTER"
+
+// New returns the cluster of that name, or the lent cluster if there is one. Up of a lent cluster
+// only checks it, and Down and End leave it as it is. Errors: an invalid name.
 func New(name string) (*Cluster, error) {
+	lent := os.Getenv(LentVariable)
+	if lent != "" {
+		name = lent
+	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("a local cluster needs root: it makes namespaces, mounts and control groups, and its " +
 			"files are root's")
@@ -40,13 +50,19 @@ func New(name string) (*Cluster, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	return &Cluster{name: name, files: files{filepath.Join(Root, name)}}, nil
+	return &Cluster{name: name, lent: lent != "", files: files{filepath.Join(Root, name)}}, nil
 }
+
+// Lent reports whether another program has started the cluster, and will end it.
+func (c *Cluster) Lent() bool { return c.lent }
 
 // Up is provider.Provider's. The program that calls it must have called Main.
 func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	if err := supported(o); err != nil {
 		return err
+	}
+	if c.lent {
+		return c.borrow(ctx, o)
 	}
 	if err := prereq.Install(ctx, o.Log, "cluster"); err != nil {
 		return err
@@ -93,6 +109,19 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 		return err
 	}
 	return errors.Join(err, c.clean())
+}
+
+// borrow returns an error unless the lent cluster runs as requested.
+func (c *Cluster) borrow(ctx context.Context, o provider.Options) error {
+	up, err := c.runs(ctx, o)
+	if err != nil {
+		return err
+	}
+	if !up {
+		return fmt.Errorf("%s=%s: this cluster does not run", LentVariable, c.name)
+	}
+	fmt.Fprintf(o.Log, "cluster %s is lent by %s\n", c.name, LentVariable)
+	return nil
 }
 
 // supported returns the features that this machine lacks.
@@ -145,7 +174,8 @@ func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if s.Nodes != o.Nodes || s.Windows != o.Windows || !slices.Equal(s.Guests, guests) {
+	windows := s.Windows == o.Windows || c.lent && s.Windows > o.Windows // they disturb no program
+	if s.Nodes != o.Nodes || !windows || !slices.Equal(s.Guests, guests) {
 		return false, fmt.Errorf("cluster %s runs, with %d nodes, %d for Windows and the guests %q, not %d, %d and "+
 			"%q: end it first (down)", c.name, s.Nodes, s.Windows, s.Guests, o.Nodes, o.Windows, guests)
 	}
@@ -374,6 +404,9 @@ next:
 
 // Down is provider.Provider's.
 func (c *Cluster) Down(ctx context.Context) error {
+	if c.lent {
+		return nil
+	}
 	if _, err := os.Stat(Root); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -88,6 +88,7 @@ func TestACluster(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	t.Run("a lent cluster is checked only", func(t *testing.T) { lend(t, c) })
 	t.Run("its nodes", func(t *testing.T) {
 		var said bytes.Buffer
 		if err := c.Status(ctx, &said); err != nil {
@@ -312,6 +313,46 @@ func TestAnUpThatIsKilled(t *testing.T) {
 			t.Errorf("the plane is %v, %v, as it was: a part of a start that was killed", is, err)
 		}
 	})
+}
+
+// lend lends a cluster to another program, which needs no Windows node, and does not end it.
+func lend(t *testing.T, c *Cluster) {
+	t.Helper()
+	before, err := c.inits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(LentVariable, c.name)
+	lent, err := New("another")
+	if err != nil || !lent.Lent() {
+		t.Fatalf("lent: %v, %v", lent.Lent(), err)
+	}
+	if err := lent.Up(t.Context(), provider.Options{Nodes: 2, Log: os.Stderr}); err != nil {
+		t.Error(err)
+	}
+	if err := lent.Up(t.Context(), provider.Options{Nodes: 3, Log: os.Stderr}); err == nil ||
+		!strings.Contains(err.Error(), "not 3") {
+		t.Errorf("with more nodes: %v", err)
+	}
+	if err := errors.Join(lent.Down(t.Context()), lent.End(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if after, err := c.inits(); err != nil || !slices.Equal(before, after) {
+		t.Errorf("the init processes were %v, and are %v, %v", before, after, err)
+	}
+}
+
+// A program does not start a lent cluster.
+func TestALentClusterMustRun(t *testing.T) {
+	t.Setenv(LentVariable, "missing")
+	c, err := New(testName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Up(t.Context(), provider.Options{Nodes: 2, Log: os.Stderr}); err == nil ||
+		!strings.Contains(err.Error(), LentVariable) {
+		t.Errorf("the error is %v", err)
+	}
 }
 
 // killUp kills a process that starts the cluster, at a moment.

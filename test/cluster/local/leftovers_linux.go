@@ -14,7 +14,7 @@ import (
 // End is Down that looks at the machine afterwards. Error: Down's, or that something of the cluster
 // is left.
 func (c *Cluster) End(ctx context.Context) error {
-	if err := c.Down(ctx); err != nil {
+	if err := c.Down(ctx); err != nil || c.lent {
 		return err
 	}
 	left, err := c.Leftovers()

@@ -18,6 +18,7 @@ import (
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/test/cluster/internal/apiserver"
 )
 
@@ -174,11 +175,13 @@ func crds(s *scene) {
 
 // certificates runs the commands of the page, and then the commands that those print.
 func certificates(s *scene) {
-	build := exec.CommandContext(s.Context(), "go", "build", "-o", filepath.Join(s.Home, "bin", "driver"),
-		"./cmd/driver")
-	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		s.Fatalf("%v: %s", err, out)
+	bin := filepath.Join(s.Home, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		s.Fatal(err)
+	}
+	driver := gobuild.Program{Package: gobuild.Driver, Dir: source}
+	if err := driver.Copy(s.Context(), filepath.Join(bin, "driver")); err != nil {
+		s.Fatal(err)
 	}
 	s.run(s.documented("kubectl apply --server-side -f deploy/linux/namespace.yaml"))
 	commands := 0

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/deploy/images/oci"
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
@@ -50,12 +50,8 @@ func (s *scene) loadWriter() {
 	s.Helper()
 	dir := s.TempDir()
 	program := filepath.Join(dir, "writer")
-	cmd := exec.Command("go", "build", "-o", program, "./outages/writer")
-	cmd.Dir = filepath.Join(chart.Sources(), "test", "cluster")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		s.Fatalf("build the writer: %v: %s", err, out)
-	}
+	p := gobuild.Program{Package: "./outages/writer", Dir: filepath.Join(chart.Sources(), "test", "cluster")}
+	s.must(p.Copy(s.Context(), program))
 	content, err := os.ReadFile(program)
 	s.must(err)
 	tar := filepath.Join(dir, "writer.tar")

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
+	"github.com/causeway-csi/causeway/internal/flock"
 	"github.com/causeway-csi/causeway/test/cluster/process"
 )
 

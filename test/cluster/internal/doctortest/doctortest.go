@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 )
@@ -45,16 +45,21 @@ func (r Report) String() string {
 // finding must have a text.
 type Doctor func(t *testing.T, args ...string) (Report, int)
 
+// BuildPlugin builds kubectl causeway and returns the path of the program.
+func BuildPlugin(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "kubectl-causeway")
+	p := gobuild.Program{Package: "./cmd/kubectl-causeway", Dir: filepath.Join(chart.Sources(), "plugin")}
+	if err := p.Copy(t.Context(), program); err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
 // Build builds kubectl causeway for a cluster.
 func Build(t *testing.T, kube kubectl.Kubectl) Doctor {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "kubectl-causeway")
-	build := exec.Command("go", "-C", filepath.Join(chart.Sources(), "plugin"), "build", "-o", program,
-		"./cmd/kubectl-causeway")
-	build.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	program := BuildPlugin(t)
 	return func(t *testing.T, args ...string) (r Report, code int) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 3*time.Minute)

@@ -177,6 +177,70 @@ func TestFilesAreClosedWhenTheirCallEnds(t *testing.T) {
 	}
 }
 
+func noCheck([]byte) error { return nil }
+
+// TestALeaseEndsBetweenMessages: a removal is several messages, and none is sent when the lease has
+// ended. So the file stays, unless the lease lasts until the message that marks the file.
+func TestALeaseEndsBetweenMessages(t *testing.T) {
+	b := serve(t)
+	s := b.open(smbtest.Share)
+	b.file("marker", nil)
+	// The start asks, and then each message: open, mark for removal, close. The connection writes a
+	// message in two parts.
+	const marked, all = 1 + 2*2, 1 + 3*2
+	for permitted := 0; ; permitted++ {
+		asked := 0
+		ctx := WithLease(context.Background(), func() bool {
+			asked++
+			return asked <= permitted
+		})
+		err := s.Remove(ctx, "marker")
+		_, missing := s.Stat(context.Background(), "marker")
+		if err == nil {
+			if !errors.Is(missing, fs.ErrNotExist) {
+				t.Errorf("after the removal: %v, want ErrNotExist", missing)
+			}
+			if permitted != all {
+				t.Errorf("a removal has asked %d times, want %d", permitted, all)
+			}
+			return
+		}
+		if !errors.Is(err, backend.ErrUnavailable) {
+			t.Fatalf("%d messages are permitted: %v, want ErrUnavailable", permitted, err)
+		}
+		if missing != nil && permitted < marked {
+			t.Fatalf("%d messages are permitted: the file is gone: %v", permitted, missing)
+		}
+		if missing != nil { // only the close was refused
+			b.file("marker", nil)
+		}
+	}
+}
+
+// TestRewriteChecksTheFileThatItWrites: the content changes only if the check permits it.
+func TestRewriteChecksTheFileThatItWrites(t *testing.T) {
+	b := serve(t)
+	s := b.open(smbtest.Share)
+	b.file("marker", []byte("old"))
+	ctx := context.Background()
+	refused := errors.New("refused")
+	if err := s.Rewrite(ctx, "marker", 10, func([]byte) error { return refused }, []byte("new")); !errors.Is(err,
+		refused) {
+		t.Errorf("a check that refuses: %v", err)
+	}
+	var old []byte
+	err := s.Rewrite(ctx, "marker", 10, func(content []byte) error { old = content; return nil }, []byte("newer"))
+	if err != nil || string(old) != "old" {
+		t.Errorf("the check has got %q, %v, want \"old\"", old, err)
+	}
+	if content, err := s.Read(ctx, "marker", 10); err != nil || string(content) != "newer" {
+		t.Errorf("Read = %q, %v, want \"newer\"", content, err)
+	}
+	if err := s.Rewrite(ctx, "missing", 10, noCheck, nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing file: %v, want ErrNotExist", err)
+	}
+}
+
 // TestPathsStayInTheirDirectory fails without the guard: the library passes ".." to the server,
 // which resolves it.
 func TestPathsStayInTheirDirectory(t *testing.T) {
@@ -195,7 +259,7 @@ func TestPathsStayInTheirDirectory(t *testing.T) {
 			"Mkdir": s.Mkdir(ctx, path), "Create": s.Create(ctx, path, nil), "Remove": s.Remove(ctx, path),
 			"RemoveTree": s.RemoveTree(ctx, path), "Rename from": s.Rename(ctx, path, "x"),
 			"Rename to": s.Rename(ctx, "volume", path), "CopyFile": s.CopyFile(ctx, "victim/data", path, new(Progress)),
-			"CopyTree": s.CopyTree(ctx, path, "volume", new(Progress)), "Overwrite": s.Overwrite(ctx, path, nil),
+			"CopyTree": s.CopyTree(ctx, path, "volume", new(Progress)), "Rewrite": s.Rewrite(ctx, path, 1, noCheck, nil),
 		} {
 			if !errors.Is(err, backend.ErrInvalid) {
 				t.Errorf("%s(%q) = %v, want ErrInvalid", name, path, err)

@@ -246,6 +246,26 @@ type wire struct {
 	mu       sync.Mutex // held by Write
 	closed   bool
 	rejected bool
+	guards   map[*func() bool]bool // of the requests under a lease: Write asks them
+}
+
+// errNoLease is the error of a message that a lease no longer permits.
+var errNoLease = fmt.Errorf("%w: another process may have the right to the request now", backend.ErrUnavailable)
+
+// guard makes Write ask valid until the caller calls end. If the answer is false, Write ends the
+// connection: the library may have other messages of the same request.
+func (w *wire) guard(valid func() bool) (end func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.guards == nil {
+		w.guards = map[*func() bool]bool{}
+	}
+	w.guards[&valid] = true
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.guards, &valid)
+	}
 }
 
 func (w *wire) Write(p []byte) (int, error) {
@@ -257,6 +277,13 @@ func (w *wire) Write(p []byte) (int, error) {
 	if w.signed && isUnsigned(p) {
 		w.rejected = true
 		return 0, errors.New("the session has no key for signatures")
+	}
+	for valid := range w.guards {
+		if !(*valid)() {
+			w.closed = true
+			w.abort()
+			return 0, errNoLease
+		}
 	}
 	return w.Conn.Write(p)
 }
@@ -275,6 +302,20 @@ func isUnsigned(p []byte) bool {
 	const command, flags, signed, sessionSetup = 12, 16, 0x8, 1
 	return len(p) >= 64 && string(p[:4]) == "\xfeSMB" && binary.LittleEndian.Uint16(p[command:]) > sessionSetup &&
 		binary.LittleEndian.Uint32(p[flags:])&signed == 0
+}
+
+// Reset closes the connection at once: the kernel does not send the rest of its buffer, which could
+// reach the server much later.
+func (w *wire) Reset() {
+	w.abort()
+	w.Close()
+}
+
+func (w *wire) abort() {
+	if tcp, ok := w.Conn.(*net.TCPConn); ok {
+		tcp.SetLinger(0) // without it, Close only takes longer
+	}
+	w.Conn.Close()
 }
 
 func (w *wire) Close() error {
@@ -321,10 +362,10 @@ func (p *Pool) fail(s *session, err error) {
 	}
 }
 
-// sever drops a session and closes its connection.
+// sever drops a session and resets its connection.
 func (p *Pool) sever(s *session) {
 	s.failed.Store(true)
-	s.conn.Close()
+	s.conn.Reset()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.drop(s)

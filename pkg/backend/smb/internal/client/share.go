@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,9 +76,15 @@ type Entry struct {
 // leaseKey is the key of the value of WithLease.
 type leaseKey struct{}
 
-// WithLease returns a context for operations that are permitted as long as valid returns true. Each
-// operation asks just before it sends its request: a process that was stopped for a while does not
-// continue with a right that it has lost.
+// WithLease returns a context for operations that are permitted as long as valid returns true. An
+// operation is several messages, and each message asks just before it is sent: a process that was
+// stopped for a while does not continue with a right that it has lost. A message that is not
+// permitted resets the connection. The caller ends the context when the lease ends: that resets the
+// connection of a request without an answer.
+//
+// So the server changes a file by a late message only if that message follows an open of the file,
+// and the file has stayed open since. While a file is open for its removal, no other client can
+// read it. [MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.4.12.
 func WithLease(ctx context.Context, valid func() bool) context.Context {
 	return context.WithValue(ctx, leaseKey{}, valid)
 }
@@ -138,12 +145,16 @@ func (s *Share) begin(ctx context.Context, session *session, op, path string) er
 // request runs an operation on a session. ctx and the limit sever only this session.
 func (s *Share) request(ctx context.Context, session *session, op, path string, limit time.Duration,
 	operation func(requests context.Context) error) error {
-	if valid, ok := ctx.Value(leaseKey{}).(func() bool); ok && !valid() {
+	valid, ok := ctx.Value(leaseKey{}).(func() bool)
+	if ok && !valid() {
 		return fmt.Errorf("%w: %s %q on %s: another process may have the right to it now", backend.ErrUnavailable, op,
 			path, s.Source)
 	}
 	requests, stop := s.pool.until(ctx, session, limit)
 	defer stop()
+	if ok {
+		defer session.conn.guard(valid)()
+	}
 	err := operation(requests)
 	if err == nil {
 		return s.pool.hook(s.pool.After, session, op, path)
@@ -306,15 +317,27 @@ func readAll(f *smb2.File, limit int64) (content []byte, err error) {
 	return content, nil
 }
 
-// Overwrite writes content at the start of an existing file. It is not durable.
-func (s *Share) Overwrite(ctx context.Context, path string, content []byte) error {
-	return s.do(ctx, "write", path, func(share *smb2.Share) error {
-		f, err := share.OpenFile(path, os.O_WRONLY, 0o666)
+// Rewrite writes content at the start of an existing file, if check returns no error for its present
+// content, of at most limit bytes. The file that check has seen is the file that changes, also if
+// another file has its path meanwhile. It is not durable. Errors: those of check.
+func (s *Share) Rewrite(ctx context.Context, path string, limit int64, check func(old []byte) error,
+	content []byte) error {
+	var refused error
+	err := s.do(ctx, "write", path, func(share *smb2.Share) error {
+		f, err := share.OpenFile(path, os.O_RDWR, 0o666)
 		if err != nil {
 			return err
 		}
+		old, err := readAll(f, limit)
+		if err == nil {
+			refused = check(old)
+		}
+		if err != nil || refused != nil {
+			return errors.Join(err, f.Close())
+		}
 		return writeAll(f, content, false)
 	})
+	return cmp.Or(err, refused)
 }
 
 // Rename moves a file or a directory. A file replaces a file. A directory silently replaces an

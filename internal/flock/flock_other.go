@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// Try returns an error: test clusters need a Unix.
+// Try returns an error: only a Unix has these locks.
 func Try(f *os.File) (bool, error) {
 	return false, fmt.Errorf("lock %s: %w", f.Name(), errors.ErrUnsupported)
 }
