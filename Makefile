@@ -12,6 +12,8 @@ export CAUSEWAY_MUST_MOUNT := $(shell ./hack/mounts)
 endif
 # Tests often wait for disks: three packages for each core keep the cores busy.
 PACKAGES = $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN || echo 2))
+# Without debug information a test's program is linked in two thirds of the time.
+LINK = -ldflags=-w
 # The packages with the longest tests come first: at the end, a core would wait for them.
 LONG = ./pkg/mounter/... ./pkg/backend/hostpath/... ./pkg/backend/smb/... ./test/crash/... ./pkg/...
 
@@ -49,7 +51,7 @@ SCENARIOS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test test-bare race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images clusters test-cluster test-local-cluster test-chart-cluster test-node-faults test-rules test-faults test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test test-root-module test-sidecars-module test-bare race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images clusters test-local-cluster test-cluster test-chart-cluster test-node-faults test-rules test-faults test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -60,9 +62,13 @@ cluster-demo: ## start a Kubernetes cluster on this machine, install the driver,
 	@$(GO) -C test/cluster run ./demo
 test: ## run all tests
 	$(NEED) test
-	$(GO) test -timeout 30m -p $(PACKAGES) $(LONG) ./...
-	$(SIDECARS) test -timeout 30m -p $(PACKAGES) ./...
+	@$(MAKE) --no-print-directory -j2 test-root-module test-sidecars-module
 	@./hack/mounts --left-out
+# Side by side: while the last tests of the root module wait, the cores have the others.
+test-root-module:
+	$(GO) test -timeout 30m -p $(PACKAGES) $(LINK) $(LONG) ./...
+test-sidecars-module:
+	$(SIDECARS) test -timeout 30m $(LINK) ./...
 test-bare: ## run the README's commands in a root filesystem of Debian with make, curl, unzip and ca-certificates only (BARE=demo: one of them); root, Debian
 	$(NEED) git bare
 	@./hack/test-bare $(BARE)
@@ -100,9 +106,9 @@ test-sidecars: ## run csi-sidecars with a real API server, and apply the manifes
 	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e /monitoring -e '/outages$$' -e '/quotas$$' -e '/switches$$'); $(GO) -C sidecars/test test -timeout 20m ./...
 test-copy: ## run the tests of container copy: containercopy/README.md
 	$(NEED) test
-	$(GO) -C containercopy test -timeout 30m -p $(PACKAGES) ./...
+	$(GO) -C containercopy test -timeout 30m -p $(PACKAGES) $(LINK) ./...
 test-plugin: ## run the tests of kubectl causeway: docs/how-to/plugin.md
-	$(GO) -C plugin test -timeout 10m -p $(PACKAGES) ./...
+	$(GO) -C plugin test -timeout 10m -p $(PACKAGES) $(LINK) ./...
 copy-cluster: ## use container copy in a cluster on this machine, with each part upgraded, rolled back, killed, removed and installed again; root, Debian
 	$(NEED) cluster
 	$(GO) -C containercopy/live test -count=1 .
@@ -114,8 +120,12 @@ test-images: ## build the images for this machine and run their programs; root, 
 	$(NEED) images cluster
 	$(GO) -C deploy/images test -count=1 ./...
 clusters: ## run cluster-demo, quickstart, attached-cluster, own-driver-cluster, e2e, test-chart-cluster, test-node-faults and copy-cluster in one cluster on this machine (SCENARIOS=--only=demo,e2e); root, Debian
-	$(NEED) cluster
+	$(NEED) cluster pages
 	@$(GO) -C test/cluster run ./scenarios $(SCENARIOS)
+test-local-cluster: ## run the tests of the provider of local clusters, with guests; root, Debian
+	$(NEED) cluster guests
+	$(GO) -C test/cluster run ./build
+	$(GO) -C test/cluster test -count=1 -timeout 40m ./local
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
 	$(NEED) cluster guests
 	$(GO) -C test/cluster run ./build

@@ -7,6 +7,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -177,8 +178,8 @@ func TestPlans(t *testing.T) {
 		left int
 		err  string
 	}{
-		{"all", machine{root: true, groupsOne: true, debian: true}, "test-vm test-wine cluster-demo", 0, ""},
-		{"not Debian", machine{root: true, groupsOne: true}, "cluster-demo quickstart", 1, ""},
+		{"all", machine{root: true, groupsOne: true, debian: true}, "test-vm test-wine clusters", 0, ""},
+		{"not Debian", machine{root: true, groupsOne: true}, "clusters test-local-cluster", 1, ""},
 		{"no clusters", machine{debian: true, noClusters: true}, "test-vm test-wine", 1, ""},
 		{"a user", machine{groupsOne: true, debian: true}, "", 0, "CAUSEWAY_NO_CLUSTER=1"},
 		{"control groups of version 2", machine{root: true, debian: true}, "", 0, "version 1"},
@@ -223,6 +224,41 @@ func TestEachStepIsATarget(t *testing.T) {
 			if s[0] == "make" && !strings.Contains(string(makefile), "\n"+s[1]+": ## ") {
 				t.Errorf("%s: the Makefile has no such target", s)
 			}
+		}
+	}
+}
+
+// TestContributingHasTheSteps: the page names the steps of each lane, and the suites outside of them
+// are targets.
+func TestContributingHasTheSteps(t *testing.T) {
+	page, err := os.ReadFile("../../CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lanes, _, err := machine{root: true, groupsOne: true, debian: true}.plan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "first lane computes:")
+	first, text, _ := strings.Cut(text, "second lane waits")
+	second, _, _ := strings.Cut(text, "A failure interrupts")
+	name := regexp.MustCompile("`([^`]+)`")
+	for i, part := range []string{first, second} {
+		var named, run []string
+		for _, m := range name.FindAllStringSubmatch(part, -1) {
+			named = append(named, m[1])
+		}
+		for _, s := range lanes[i] {
+			if s[0] == "make" {
+				run = append(run, s[1])
+			} else {
+				run = append(run, strings.TrimPrefix(s[0], "./"))
+			}
+		}
+		slices.Sort(named)
+		slices.Sort(run)
+		if !slices.Equal(named, run) {
+			t.Errorf("CONTRIBUTING.md names in lane %d %q, the gate runs %q", i+1, named, run)
 		}
 	}
 }

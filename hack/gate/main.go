@@ -25,7 +25,8 @@ const standardLimit = 5100
 
 func main() {
 	// SIGPIPE: otherwise this program would end before its suites if nothing reads its output.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP,
+		syscall.SIGPIPE)
 	err := run(ctx)
 	stop()
 	if err != nil {
@@ -100,8 +101,8 @@ func thisMachine() machine {
 // plan returns the steps of the two lanes, and the suites that this machine cannot run. The first
 // lane computes. The suites of the second lane wait, for emulators and for events in clusters.
 func (m machine) plan() (lanes [][]step, left []string, err error) {
-	compute := targets("test", "test-sidecars", "test-copy", "test-images", "demo", "lint", "vet", "race-smoke", "test-plugin",
-		"test-rules", "test-release", "docs", "fuzz FUZZTIME=2s")
+	compute := targets("test", "test-sidecars", "test-copy", "test-images", "demo", "lint", "vet", "race-smoke",
+		"test-plugin", "test-rules", "test-release", "docs", "fuzz FUZZTIME=2s")
 	compute = append(compute, step{"./hack/without-containercopy"})
 	var wait []step
 	if m.debian {
@@ -114,8 +115,7 @@ func (m machine) plan() (lanes [][]step, left []string, err error) {
 		compute = append(compute, targets("own-driver")...)
 		left = append(left, "the clusters: CAUSEWAY_NO_CLUSTER is set")
 	case m.root && m.groupsOne:
-		wait = append(wait, targets("cluster-demo", "quickstart", "copy-cluster", "e2e", "attached-cluster",
-			"own-driver-cluster", "test-cluster")...)
+		wait = append(wait, targets("clusters", "test-local-cluster")...)
 	default:
 		return nil, nil, errors.New("a cluster on this machine needs root and control groups of version 1; " +
 			"to leave it out, set CAUSEWAY_NO_CLUSTER=1")

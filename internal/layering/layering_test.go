@@ -53,6 +53,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/namespace":      {nil, logging},
 	"internal/prereq":         {nil, logging},
 	"internal/qemu":           {[]string{module + "internal/prereq"}, logging},
+	"internal/quietlog":       {[]string{"k8s.io/klog/v2"}, nil},
 	"internal/regular":        {nil, logging},
 	"internal/smbtest":        {[]string{"github.com/cloudsoda/go-smb2", module + "internal/namespace"}, logging},
 	"internal/sized":          {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/quietlog"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
@@ -18,6 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	quietlog.Discard()
 	helper.Main(host.HelperTasks(), hostpath.HelperTasks())
 	newFakeWindows = func(dir, state string) (mounter.Host, error) { return mountertest.NewFakeWindows(dir, state) }
 	if err := namespace.Enter(); err != nil {

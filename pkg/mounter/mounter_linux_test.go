@@ -19,12 +19,14 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/quietlog"
 )
 
 // noNamespace is the reason why tests with real mounts cannot run.
 var noNamespace error
 
 func TestMain(m *testing.M) {
+	quietlog.Discard()
 	Main()
 	hang.Main()
 	if os.Getenv(asFreezer) != "" {

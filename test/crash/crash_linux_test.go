@@ -31,6 +31,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/quietlog"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -40,6 +41,7 @@ const patience = 30 * time.Second
 var noNamespace error
 
 func TestMain(m *testing.M) {
+	quietlog.Discard()
 	noNamespace = namespace.Enter()
 	os.Exit(m.Run())
 }

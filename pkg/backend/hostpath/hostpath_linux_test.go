@@ -15,6 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/quietlog"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
@@ -24,6 +25,7 @@ import (
 var noNamespace error
 
 func TestMain(m *testing.M) {
+	quietlog.Discard()
 	helper.Main(host.HelperTasks(), HelperTasks())
 	hang.Main()
 	noNamespace = namespace.Enter()
