@@ -143,7 +143,7 @@ func (s *scene) stopped(before func(*replica), args ...string) {
 	before(leader)
 	leader.send(syscall.SIGTERM)
 	took := leader.ends(0)
-	s.Logf("the process ended %v after SIGTERM", took.Round(time.Millisecond))
+	s.Logf("the process ended %v after SIGTERM", took.Round(time.Second))
 	if took > stalledAfter {
 		s.Errorf("it took %v", took)
 	}
