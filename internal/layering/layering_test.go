@@ -51,6 +51,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/logsafe":        {nil, logging},
 	"internal/manifests":      {[]string{"sigs.k8s.io/yaml"}, logging},
 	"internal/namespace":      {nil, logging},
+	"internal/ownsocket":      {[]string{module + "internal/dacl"}, append([]string{"os/exec"}, logging...)},
 	"internal/prereq":         {nil, logging},
 	"internal/qemu":           {[]string{module + "internal/prereq"}, logging},
 	"internal/quietlog":       {[]string{"k8s.io/klog/v2"}, nil},
@@ -82,7 +83,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/router":                 {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "internal/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/csidriver":                   {[]string{"k8s.io/klog/v2", "github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/dacl", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/inventory", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
 	"sidecars/internal/livenessprobe": {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, makes a binary for nodes big
-	"sidecars/internal/registrar":     {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "sidecars/internal/sidecar", module + "internal/dacl"}, []string{"os/exec", "log", "net/http/pprof"}},
+	"sidecars/internal/registrar":     {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "sidecars/internal/sidecar", module + "internal/ownsocket"}, []string{"os/exec", "log", "net/http/pprof"}},
 	"sidecars/internal/sidecar":       {[]string{module + "internal/connlimit", module + "internal/logsafe", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
 	"sidecars/internal/kube":          {append([]string{"github.com/google/uuid", "k8s.io/component-base", "k8s.io/utils", "sigs.k8s.io/yaml", "github.com/kubernetes-csi/csi-lib-utils/connection", "github.com/kubernetes-csi/external-attacher/v4/pkg/features", "github.com/kubernetes-csi/external-provisioner/v6/pkg/features", "github.com/kubernetes-csi/external-resizer/v2/pkg/features"}, kubernetes...), []string{"os/exec", "log"}},
 	"sidecars/internal/attacher": {append([]string{"github.com/kubernetes-csi/external-attacher/v4"},
@@ -95,7 +96,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"sidecars/internal/healthmonitor": {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc",
 		module + "sidecars/internal/volumecondition"}, kubernetes...), []string{"os/exec", "log"}},
 	"sidecars/internal/volumecondition": {[]string{"google.golang.org/protobuf"}, logging},
-	"pkg/driver":                        {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/dacl", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile"}, []string{"os/exec", "log"}},
+	"pkg/driver":                        {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/dacl", module + "internal/crashpoint", module + "internal/guard", module + "internal/ownsocket", module + "internal/regular", module + "internal/atomicfile"}, []string{"os/exec", "log"}},
 
 	// The parts of hostpath know nothing of each other, of volumes or of CSI.
 	"pkg/backend/hostpath/internal/catalog": {nil, append([]string{"os/exec"}, logging...)},

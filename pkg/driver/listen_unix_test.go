@@ -127,26 +127,3 @@ func shortDir(t *testing.T) string {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
-
-func TestASocketIsClosedOnce(t *testing.T) {
-	path := filepath.Join(shortDir(t), "csi.sock")
-	first, err := Listen("unix://"+path, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
-	next, err := Listen("unix://"+path, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer next.Close()
-	// The filesystem may give the next socket the inode number of the first, as ext4 does.
-	if first.(*socket).info, err = os.Lstat(path); err != nil {
-		t.Fatal(err)
-	}
-	if first.Close(); !exists(path) {
-		t.Error("a second Close removed the next driver's socket")
-	}
-}

@@ -10,7 +10,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/external-attacher/v4/pkg/attacher"
 	upstream "github.com/kubernetes-csi/external-attacher/v4/pkg/controller"
-	"k8s.io/client-go/util/workqueue"
 	csitrans "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
 
@@ -20,12 +19,9 @@ import (
 
 type controller struct {
 	cluster       *kube.Cluster
-	limits        kube.Limits
-	retry         kube.Retry
-	timeout       time.Duration
+	work          kube.Work
 	resync        time.Duration
 	reconcile     time.Duration
-	workers       int
 	maxEntries    int
 	defaultFSType string
 }
@@ -40,12 +36,12 @@ func (c *controller) About() string {
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.Duration(&c.timeout, "timeout", 15*time.Second, "time limit of a call that attaches or detaches a volume")
-	f.Int(&c.workers, "worker-threads", 10, "maximum number of volumes that are attached or detached at the "+
-		"same time")
+	c.work.Flags(f, kube.WorkFlags{
+		Timeout: 15 * time.Second, TimeoutUsage: "time limit of a call that attaches or detaches a volume",
+		Workers: 10, WorkersFlag: "worker-threads",
+		WorkersUsage: "maximum number of volumes that are attached or detached at the same time",
+	})
 	f.Old("worker-threads", "worker-thread") // as in the KEP's manifest
-	c.retry.Flags(f)
-	c.limits.Flags(f)
 	f.Duration(&c.resync, "resync", 10*time.Minute, "interval at which all objects are processed again")
 	f.Duration(&c.reconcile, "reconcile-sync", time.Minute,
 		"interval at which attachments are compared with the driver's list, if the driver can list")
@@ -55,17 +51,8 @@ func (c *controller) Flags(f *sidecar.Flags) {
 }
 
 func (c *controller) Validate() error {
-	if err := kube.Positive("worker-threads", c.workers); err != nil {
-		return err
-	}
-	if err := kube.Positive("timeout", c.timeout); err != nil {
-		return err
-	}
-	if err := c.retry.Validate(); err != nil {
-		return err
-	}
 	c.cluster.Resync(c.resync)
-	return c.limits.Validate()
+	return c.work.Validate()
 }
 
 func (c *controller) Needs() sidecar.Needs {
@@ -80,7 +67,7 @@ func (c *controller) Rules(d kube.Rights) kube.Rules { return kube.AttacherRules
 // marks every VolumeAttachment as attached: without attachRequired: false in the CSIDriver, pods
 // wait for such objects.
 func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
-	client := c.cluster.Client(c.Name(), c.limits).Kube
+	client := c.cluster.Client(c.Name(), c.work.Limits).Kube
 	informers := c.cluster.Informers()
 	attachments, volumes := informers.Storage().V1().VolumeAttachments(), informers.Core().V1().PersistentVolumes()
 	lists := env.Controller[csi.ControllerServiceCapability_RPC_LIST_VOLUMES] &&
@@ -90,7 +77,7 @@ func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner,
 		handler = upstream.NewCSIHandler(client, env.Driver,
 			attacher.NewAttacher(env.Conn), attacher.NewVolumeLister(env.Conn, c.maxEntries),
 			volumes.Lister(), informers.Storage().V1().CSINodes().Lister(), attachments.Lister(),
-			&c.timeout,
+			&c.work.Timeout,
 			env.Controller[csi.ControllerServiceCapability_RPC_PUBLISH_READONLY],
 			env.Controller[csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER],
 			csitrans.New(), c.defaultFSType)
@@ -98,14 +85,11 @@ func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner,
 		klog.InfoS("The driver attaches nothing: attachments are only noted", "driver", env.Driver)
 		handler, lists = upstream.NewTrivialHandler(client), false
 	}
-	limiter := func() workqueue.TypedRateLimiter[string] {
-		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
-	}
 	attach := upstream.NewCSIAttachController(klog.Background(), client, env.Driver, handler, attachments, volumes,
-		limiter(), limiter(), lists, c.reconcile)
+		c.work.Limiter(), c.work.Limiter(), lists, c.reconcile)
 	return sidecar.RunnerFunc(func(ctx context.Context) error {
 		var workers sync.WaitGroup
-		attach.Run(ctx, c.workers, &workers)
+		attach.Run(ctx, c.work.Workers, &workers)
 		workers.Wait()
 		return nil
 	}), nil

@@ -38,6 +38,13 @@ const (
 	perController = "per-controller"
 )
 
+// The defaults of upstream's sidecars.
+const (
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 5 * time.Second
+)
+
 // election elects the leader among the replicas.
 type election struct {
 	on        bool
@@ -65,11 +72,11 @@ func (e *election) flags(f *sidecar.Flags) {
 	f.Declare(func(s *flag.FlagSet) {
 		s.Var(cliflag.NewMapStringString(&e.labels), "leader-election-labels", "labels of leases, as `key=value,…`")
 	})
-	f.Duration(&e.lease, "leader-election-lease-duration", 15*time.Second,
+	f.Duration(&e.lease, "leader-election-lease-duration", leaseDuration,
 		"time for which other replicas wait for a silent leader before one of them takes over")
-	f.Duration(&e.renew, "leader-election-renew-deadline", 10*time.Second,
+	f.Duration(&e.renew, "leader-election-renew-deadline", renewDeadline,
 		"time for which a leader tries to renew its lease before the process ends")
-	f.Duration(&e.retry, "leader-election-retry-period", 5*time.Second, "interval at which a leader renews "+
+	f.Duration(&e.retry, "leader-election-retry-period", retryPeriod, "interval at which a leader renews "+
 		"its lease, and other replicas check it")
 }
 

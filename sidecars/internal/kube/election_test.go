@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/kubernetes/fake"
@@ -17,10 +18,10 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// quick is an election of leases that last as short as they can.
-func quick(mode string) *election {
-	return &election{on: true, mode: mode, namespace: "ns", identity: "me", lease: time.Second,
-		renew: 600 * time.Millisecond, retry: 50 * time.Millisecond}
+// standard returns an election with the product's durations.
+func standard(mode string) *election {
+	return &election{on: true, mode: mode, namespace: "ns", identity: "me", lease: leaseDuration,
+		renew: renewDeadline, retry: retryPeriod}
 }
 
 // plain is a controller that is only elected.
@@ -56,10 +57,10 @@ func TestElectionsThatCannotWorkAreRefused(t *testing.T) {
 		{name: "within the jitter of a retry", change: func(e *election) { e.retry = e.renew * 9 / 10 }, on: cluster,
 			want: "must be longer than"},
 		{name: "no retry", change: func(e *election) { e.retry = 0 }, on: cluster, want: "must be longer than"},
-		{name: "a lease of half seconds", change: func(e *election) { e.lease = 15500 * time.Millisecond }, on: cluster,
+		{name: "a lease of half seconds", change: func(e *election) { e.lease = 31 * time.Second / 2 }, on: cluster,
 			want: "whole seconds"},
 	} {
-		e := &election{on: true, mode: single, lease: 15 * time.Second, renew: 10 * time.Second, retry: 5 * time.Second}
+		e := standard(single)
 		if c.change != nil {
 			c.change(e)
 		}
@@ -107,7 +108,7 @@ func TestTheLeasesOfTheControllers(t *testing.T) {
 				"csi-sidecars-d-x"}, "the-cluster": {"cluster", "|"}}},
 	} {
 		got := map[string][]string{}
-		for _, l := range quick(c.mode).leases("d.x", parts) {
+		for _, l := range standard(c.mode).leases("d.x", parts) {
 			for _, p := range l.parts {
 				got[l.name] = append(got[l.name], p.Name())
 			}
@@ -122,8 +123,9 @@ func TestTheLeasesOfTheControllers(t *testing.T) {
 // book is a lock that remembers its record.
 type book struct {
 	resourcelock.Interface
-	record resourcelock.LeaderElectionRecord
-	err    error
+	record  resourcelock.LeaderElectionRecord
+	latency time.Duration // of answers to writes
+	err     error
 }
 
 func (b *book) Identity() string { return "me" }
@@ -135,6 +137,7 @@ func (b *book) Update(_ context.Context, r resourcelock.LeaderElectionRecord) er
 	if b.err == nil {
 		b.record = r
 	}
+	time.Sleep(b.latency)
 	return b.err
 }
 func (b *book) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
@@ -142,64 +145,96 @@ func (b *book) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte,
 }
 
 func TestATermEndsByOurOwnClock(t *testing.T) {
-	mine := resourcelock.LeaderElectionRecord{HolderIdentity: "me"}
-	b, lost := &book{}, 0
-	term := &term{Interface: b, lasts: time.Hour, lost: func() { lost++ }}
-	is := func(what string, leads bool, losses int) {
-		t.Helper()
-		if err := term.check(); (err == nil) != leads || err != nil && !errors.Is(err, sidecar.ErrLost) ||
-			lost != losses {
-			t.Errorf("%s: %v, lost %d times", what, err, lost)
+	synctest.Test(t, func(t *testing.T) {
+		mine := resourcelock.LeaderElectionRecord{HolderIdentity: "me"}
+		b, lost := &book{}, 0
+		one := &term{Interface: b, lasts: leaseDuration, lost: func() { lost++ }}
+		is := func(state string, leads bool, losses int) {
+			t.Helper()
+			if err := one.check(); (err == nil) != leads || err != nil && !errors.Is(err, sidecar.ErrLost) ||
+				lost != losses {
+				t.Errorf("%s: %v, lost %d times", state, err, lost)
+			}
 		}
-	}
-	is("before it is held nothing runs under it", true, 0)
-	b.record.HolderIdentity = "somebody"
-	term.Get(t.Context())
-	is("somebody else has it meanwhile", true, 0)
-	term.Create(t.Context(), mine)
-	is("held", true, 0)
-	early := time.Now().Add(-2 * time.Hour)
-	term.renewed.Store(&early)
-	is("asleep for too long", false, 0)
-	b.err = errors.New("away")
-	term.Update(t.Context(), mine)
-	is("it is not renewed", false, 1)
-	b.err = nil
-	term.Get(t.Context())
-	is("it still has our name", false, 1)
-	now := time.Now()
-	term.renewed.Store(&now)
-	term.Update(t.Context(), mine)
-	is("renewed in time", true, 1)
-	b.record.HolderIdentity = "somebody"
-	term.Get(t.Context())
-	is("somebody else has taken it", true, 2)
-	term.Update(t.Context(), resourcelock.LeaderElectionRecord{})
-	if err := term.check(); err == nil || errors.Is(err, sidecar.ErrLost) || lost != 2 {
-		t.Errorf("given up: %v, lost %d times", err, lost)
-	}
+		is("before it is held nothing runs under it", true, 0)
+		b.record.HolderIdentity = "somebody"
+		one.Get(t.Context())
+		is("somebody else has it meanwhile", true, 0)
+		one.Create(t.Context(), mine)
+		time.Sleep(leaseDuration - time.Second)
+		is("held", true, 0)
+		one.Update(t.Context(), mine)
+		time.Sleep(leaseDuration)
+		is("renewed in time, at its last moment", true, 0)
+		time.Sleep(time.Nanosecond)
+		is("asleep for too long", false, 0)
+		b.err = errors.New("away")
+		one.Update(t.Context(), mine)
+		is("it is not renewed", false, 1)
+		b.err = nil
+		one.Get(t.Context())
+		is("it still has our name", false, 1)
+	})
+}
+
+func TestATermEndsWhenAnotherProcessHasTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, lost := &book{}, 0
+		one := &term{Interface: b, lasts: leaseDuration, lost: func() { lost++ }}
+		one.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"})
+		b.record.HolderIdentity = "somebody"
+		one.Get(t.Context())
+		if lost != 1 {
+			t.Errorf("lost %d times, want once", lost)
+		}
+		one.Update(t.Context(), resourcelock.LeaderElectionRecord{})
+		if err := one.check(); err == nil || errors.Is(err, sidecar.ErrLost) || lost != 1 {
+			t.Errorf("given up: %v, lost %d times", err, lost)
+		}
+	})
+}
+
+// The term of a renewal begins when the request is sent, not when the answer arrives.
+func TestALateAnswerDoesNotLengthenTheTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &book{}
+		one := &term{Interface: b, lasts: leaseDuration, lost: func() {}}
+		b.latency = renewDeadline - time.Second
+		one.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"})
+		time.Sleep(leaseDuration - b.latency)
+		if err := one.check(); err != nil {
+			t.Errorf("at the last moment of the lease: %v", err)
+		}
+		time.Sleep(time.Nanosecond)
+		if err := one.check(); !errors.Is(err, sidecar.ErrLost) {
+			t.Errorf("after the lease: %v", err)
+		}
+	})
 }
 
 // An elector under the leases of the other mode takes an expired lease for a dead process's, and
 // does not change it.
 func TestALeaseThatRanOutIsNotRenewedThoughItStillHasOurName(t *testing.T) {
-	b, lost := &book{record: resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaderTransitions: 1}}, 0
-	one := &term{Interface: b, lasts: time.Hour, lost: func() { lost++ }}
-	early := time.Now().Add(-2 * time.Hour)
-	one.renewed.Store(&early)
-	if _, _, err := one.Get(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	err := one.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaderTransitions: 2})
-	if !errors.Is(err, sidecar.ErrLost) || lost != 1 || one.check() == nil || b.record.LeaderTransitions != 1 {
-		t.Errorf("renewed: %v, lost %d times, check %v, %+v", err, lost, one.check(), b.record)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		b, lost := &book{}, 0
+		one := &term{Interface: b, lasts: leaseDuration, lost: func() { lost++ }}
+		one.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaderTransitions: 1})
+		time.Sleep(2 * leaseDuration)
+		if _, _, err := one.Get(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		err := one.Update(t.Context(),
+			resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaderTransitions: 2})
+		if !errors.Is(err, sidecar.ErrLost) || lost != 1 || one.check() == nil || b.record.LeaderTransitions != 1 {
+			t.Errorf("renewed: %v, lost %d times, check %v, %+v", err, lost, one.check(), b.record)
+		}
+	})
 }
 
 // An elector that could not renew in time gives up its lease. Another process may have it since.
 func TestALeaseOfAnotherHolderIsNotReleased(t *testing.T) {
 	b := &book{}
-	one := &term{Interface: b, lasts: time.Hour, lost: func() {}}
+	one := &term{Interface: b, lasts: leaseDuration, lost: func() {}}
 	one.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"})
 	b.record.HolderIdentity = "somebody"
 	if _, _, err := one.Get(t.Context()); err != nil {
@@ -242,66 +277,71 @@ func TestAFollowerOnlyReads(t *testing.T) {
 }
 
 func TestAClusterLeadsWhileAllOfItsTermsRun(t *testing.T) {
-	c := New()
-	if err := c.Leads(); err != nil {
-		t.Errorf("without elections: %v", err)
-	}
-	for _, name := range []string{"a", "b"} {
-		now := time.Now()
-		one := &term{Interface: &book{}, lasts: time.Hour}
-		one.renewed.Store(&now)
-		c.election.terms.Store(name, one)
-	}
-	if err := c.Leads(); err != nil {
-		t.Errorf("with two: %v", err)
-	}
-	b, _ := c.election.terms.Load("b")
-	b.(*term).renewed.Store(&over)
-	if err := c.Leads(); err == nil || errors.Is(err, sidecar.ErrLost) {
-		t.Errorf("with one that was given up: %v", err)
-	}
-	long := time.Now().Add(-2 * time.Hour)
-	b.(*term).renewed.Store(&long)
-	if err := c.Leads(); !errors.Is(err, sidecar.ErrLost) {
-		t.Errorf("with one that is over: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		c := New()
+		if err := c.Leads(); err != nil {
+			t.Errorf("without elections: %v", err)
+		}
+		mine := resourcelock.LeaderElectionRecord{HolderIdentity: "me"}
+		terms := map[string]*term{}
+		for _, name := range []string{"a", "b", "c"} {
+			terms[name] = &term{Interface: &book{}, lasts: leaseDuration}
+			terms[name].Create(t.Context(), mine)
+			c.election.terms.Store(name, terms[name])
+		}
+		if err := c.Leads(); err != nil {
+			t.Errorf("with three: %v", err)
+		}
+		terms["b"].Update(t.Context(), resourcelock.LeaderElectionRecord{})
+		if err := c.Leads(); err == nil || errors.Is(err, sidecar.ErrLost) {
+			t.Errorf("with one that was given up: %v", err)
+		}
+		c.election.terms.Delete("b")
+		time.Sleep(leaseDuration)
+		terms["a"].Update(t.Context(), mine)
+		time.Sleep(time.Second)
+		if err := c.Leads(); !errors.Is(err, sidecar.ErrLost) {
+			t.Errorf("with one that is over: %v", err)
+		}
+	})
 }
 
 // At the end a controller may be done at once while another still has to write the result of a
 // call: if the first gave up the lease, all would lose the right to write.
 func TestNoLeaseIsGivenUpBeforeAllWorkHasEnded(t *testing.T) {
-	t.Parallel()
-	api := fake.NewClientset()
-	c := New()
-	q := quick(single)
-	c.election.mode, c.election.namespace, c.election.identity = q.mode, q.namespace, q.identity
-	c.election.lease, c.election.renew, c.election.retry = q.lease, q.renew, q.retry
-	c.fail = func(err error) { t.Error(err) }
-	part := func(name string) []*sidecar.Part { return []*sidecar.Part{{Controller: plain{name: name}}} }
-	ctx, cancel := context.WithCancel(within(t))
-	var started sync.WaitGroup
-	started.Add(2)
-	go func() { started.Wait(); cancel() }()
-	last := make(chan error, 1)
-	err := c.elect(ctx, api, []lease{{name: "quick", parts: part("quick")}, {name: "slow", parts: part("slow")}},
-		func(ctx context.Context, parts []*sidecar.Part) error {
-			started.Done()
-			<-ctx.Done()
-			if parts[0].Name() == "slow" {
-				time.Sleep(300 * time.Millisecond) // in which the other would give its lease up
-				last <- c.Leads()
-			}
-			return nil
-		})
-	if err := errors.Join(err, <-last); err != nil {
-		t.Error(err)
-	}
-	for _, name := range []string{"quick", "slow"} {
-		if l := leaseOf(t, api, name); ptr.Deref(l.Spec.HolderIdentity, "") != "" {
-			t.Errorf("%s is still held", name)
+	synctest.Test(t, func(t *testing.T) {
+		api := fake.NewClientset()
+		c := New()
+		s := standard(single)
+		c.election.mode, c.election.namespace, c.election.identity = s.mode, s.namespace, s.identity
+		c.election.lease, c.election.renew, c.election.retry = s.lease, s.renew, s.retry
+		c.fail = func(err error) { t.Error(err) }
+		part := func(name string) []*sidecar.Part { return []*sidecar.Part{{Controller: plain{name: name}}} }
+		ctx, cancel := context.WithCancel(t.Context())
+		var started sync.WaitGroup
+		started.Add(2)
+		go func() { started.Wait(); cancel() }()
+		last := make(chan error, 1)
+		err := c.elect(ctx, api, []lease{{name: "quick", parts: part("quick")}, {name: "slow", parts: part("slow")}},
+			func(ctx context.Context, parts []*sidecar.Part) error {
+				started.Done()
+				<-ctx.Done()
+				if parts[0].Name() == "slow" {
+					time.Sleep(3 * leaseDuration) // the leases are renewed meanwhile
+					last <- c.Leads()
+				}
+				return nil
+			})
+		if err := errors.Join(err, <-last); err != nil {
+			t.Error(err)
 		}
-	}
-	if c.Leads() == nil {
-		t.Error("it leads still")
-	}
+		for _, name := range []string{"quick", "slow"} {
+			if l := leaseOf(t, api, name); ptr.Deref(l.Spec.HolderIdentity, "") != "" {
+				t.Errorf("%s is still held", name)
+			}
+		}
+		if c.Leads() == nil {
+			t.Error("it leads still")
+		}
+	})
 }

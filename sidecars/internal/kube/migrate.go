@@ -46,7 +46,7 @@ func (e *election) alone(ctx context.Context, client kubernetes.Interface, l lea
 	if len(l.others) == 0 {
 		return lead(ctx, l.parts)
 	}
-	done, err := e.look(ctx, client, l)
+	done, err := e.mayStart(ctx, client, l)
 	switch {
 	case ctx.Err() != nil:
 		return nil
@@ -60,9 +60,9 @@ func (e *election) alone(ctx context.Context, client kubernetes.Interface, l lea
 		func(ctx context.Context) error { return e.guard(ctx, client, l) })
 }
 
-// look reports whether the parts of a lease may start, or else must migrate. look asks until the
+// mayStart reports whether the parts of a lease may start, or else must migrate. mayStart asks until the
 // API server answers: the lease limits how long that may take. Errors: that of stillFree.
-func (e *election) look(ctx context.Context, client kubernetes.Interface, l lease) (done bool, err error) {
+func (e *election) mayStart(ctx context.Context, client kubernetes.Interface, l lease) (done bool, err error) {
 	for {
 		if e.mode == perController {
 			done, err = true, e.stillFree(ctx, client, l)
@@ -129,7 +129,7 @@ func (e *election) migrate(ctx context.Context, client kubernetes.Interface, l l
 	for i, p := range l.parts {
 		run = append(run, func(ctx context.Context) error {
 			var err error
-			if holds[i], err = e.take(ctx, client, l.old[p.Name()], p.Name()); err != nil || ctx.Err() != nil {
+			if holds[i], err = e.takeLease(ctx, client, l.old[p.Name()], p.Name()); err != nil || ctx.Err() != nil {
 				return err
 			}
 			taken <- holds[i]

@@ -29,8 +29,8 @@ import (
 func paper(name, holder string) *coordinationv1.Lease {
 	now := metav1.NowMicro()
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
-		Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: ptr.To[int32](1), RenewTime: &now,
-			AcquireTime: &now}}
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder,
+			LeaseDurationSeconds: ptr.To(int32(leaseDuration / time.Second)), RenewTime: &now, AcquireTime: &now}}
 }
 
 // noted is the single lease with its note.
@@ -67,7 +67,7 @@ func alive(t *testing.T, c kubernetes.Interface, name, holder string) (end func(
 			case <-stop:
 				write(t, c, paper(name, ""))
 				return
-			case <-time.After(100 * time.Millisecond):
+			case <-time.After(retryPeriod):
 				write(t, c, paper(name, holder))
 			}
 		}
@@ -75,8 +75,9 @@ func alive(t *testing.T, c kubernetes.Interface, name, holder string) (end func(
 	return func() { close(stop); stopped.Wait() }
 }
 
+// within returns a context for a wait in a bubble. It is twice as long as the handover.
 func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*standard(single).handover())
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -151,7 +152,7 @@ func (r *run) end() error {
 func until(t *testing.T, c kubernetes.Interface, name, what string, is func(*coordinationv1.Lease) bool) {
 	t.Helper()
 	for ctx := within(t); !is(leaseOf(t, c, name)); {
-		if !pause(ctx, 10*time.Millisecond) {
+		if !pause(ctx, time.Second) {
 			t.Fatalf("%s is never %s: %v", name, what, leaseOf(t, c, name))
 		}
 	}
@@ -164,7 +165,7 @@ func mine(l *coordinationv1.Lease) bool   { return holderOf(l) == "me" }
 func TestAMarkedLeaseIsBelievedWhileTheOldOnesAreFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(noted(), paper("old-a", ""))
-		r := begin(t, quick(single), c)
+		r := begin(t, standard(single), c)
 		r.starts("a", "b", "c")
 		if err := r.end(); err != nil {
 			t.Error(err)
@@ -184,7 +185,7 @@ func TestOldLeasesAreTakenAndReleased(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := fake.NewClientset(leases...)
-				r := begin(t, quick(single), c)
+				r := begin(t, standard(single), c)
 				r.starts("a", "b", "c")
 				until(t, c, "new", "marked", marked)
 				for _, old := range one.others {
@@ -206,12 +207,12 @@ func TestAControllerStartsWhenItsOwnOldLeaseIsFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("new", "me"), paper("old-a", "old"), paper("old-b", "the dead"))
 		end := alive(t, c, "old-a", "old")
-		r := begin(t, quick(single), c)
+		r := begin(t, standard(single), c)
 		r.starts("b", "c")
 		if l := leaseOf(t, c, "old-b"); !mine(l) {
 			t.Errorf("b runs while %q has its lease", holderOf(l))
 		}
-		pause(t.Context(), 2*time.Second) // twice as long as the lease
+		time.Sleep(2 * leaseDuration)
 		r.starts()
 		if marked(leaseOf(t, c, "new")) {
 			t.Error("the lease is marked before all old ones were taken")
@@ -230,11 +231,11 @@ func TestAControllerStartsWhenItsOwnOldLeaseIsFree(t *testing.T) {
 func TestAnOldReplicaDoesNotGetALeaseDuringTheHandover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("new", "me"), paper("old-a", ""), paper("old-b", ""))
-		r := begin(t, quick(single), c)
+		r := begin(t, standard(single), c)
 		r.starts("a", "b", "c")
-		standby := quick(single)
+		standby := standard(single)
 		standby.identity, standby.fail = "standby", func(error) {}
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // three times as long as the lease
+		ctx, cancel := context.WithTimeout(t.Context(), 3*leaseDuration)
 		defer cancel()
 		if l := standby.awaitDead(ctx, c, "old-a"); l != nil {
 			t.Errorf("it could take the lease: %v", l.Spec)
@@ -253,7 +254,7 @@ func TestAnOldReplicaDoesNotGetALeaseDuringTheHandover(t *testing.T) {
 func TestAnOldSidecarThatReturnsDuringTheHandoverEndsTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("new", "me"), paper("old-a", ""))
-		r := begin(t, quick(single), c)
+		r := begin(t, standard(single), c)
 		r.starts("a", "b", "c")
 		until(t, c, "new", "marked", marked)
 		until(t, c, "old-b", "released", free)
@@ -262,7 +263,7 @@ func TestAnOldSidecarThatReturnsDuringTheHandoverEndsTheProcess(t *testing.T) {
 		if err := <-r.ended; err == nil || !strings.Contains(err.Error(), "old has taken the lease old-b") {
 			t.Errorf("the end is %v", err)
 		}
-		if took := time.Since(began); took > 3*time.Second { // in the bubble's time; the handover is 20 s
+		if took := time.Since(began); took > 2*leaseDuration {
 			t.Errorf("it took %v", took)
 		}
 	})
@@ -279,7 +280,7 @@ func TestALookAtOldLeasesIsRepeated(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		r := begin(t, quick(single), c)
+		r := begin(t, standard(single), c)
 		r.starts("a", "b", "c")
 		if err := r.end(); err != nil {
 			t.Error(err)
@@ -291,7 +292,7 @@ func TestTheWaitForOldLeasesEndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("new", "me"), paper("old-a", "old"))
 		defer alive(t, c, "old-a", "old")()
-		r := begin(t, quick(single), c)
+		r := begin(t, standard(single), c)
 		r.starts("b", "c")
 		if err := r.end(); err != nil {
 			t.Errorf("it ended with %v", err)
@@ -308,9 +309,9 @@ func TestTheLossOfAnOldLeaseEndsTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("new", "me"), paper("old-a", ""))
 		e := New()
-		q := quick(single)
-		e.election.on, e.election.mode, e.election.namespace, e.election.identity = true, q.mode, q.namespace, q.identity
-		e.election.lease, e.election.renew, e.election.retry = q.lease, q.renew, q.retry
+		s := standard(single)
+		e.election.on, e.election.mode, e.election.namespace, e.election.identity = true, s.mode, s.namespace, s.identity
+		e.election.lease, e.election.renew, e.election.retry = s.lease, s.renew, s.retry
 		lost := make(chan error, 1)
 		e.election.fail = func(err error) {
 			select {
@@ -333,7 +334,7 @@ func TestTheLossOfAnOldLeaseEndsTheProcess(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		for ctx := within(t); e.Leads() == nil; {
-			if !pause(ctx, 10*time.Millisecond) {
+			if !pause(ctx, time.Second) {
 				t.Fatal("it still leads")
 			}
 		}
@@ -347,22 +348,25 @@ func TestTheLossOfAnOldLeaseEndsTheProcess(t *testing.T) {
 // A lease is dead when it has not changed for its duration since it was first seen, and each
 // renewal, or another holder, begins that time anew.
 func TestALeaseIsObservedByOurOwnClock(t *testing.T) {
-	t.Parallel()
+	synctest.Test(t, observeALease)
+}
+
+func observeALease(t *testing.T) {
 	l := paper("old", "him")
 	l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(-time.Hour)} // by his clock
 	var s sighting
-	if left := s.left(l, "me"); left <= 0 || left > time.Second {
+	if left := s.left(l, "me"); left != leaseDuration {
 		t.Errorf("seen for the first time, it runs for %v", left)
 	}
-	s.at = s.at.Add(-2 * time.Second)
+	time.Sleep(leaseDuration)
 	if left := s.left(l, "me"); left > 0 {
-		t.Errorf("unchanged for two seconds, it runs for %v", left)
+		t.Errorf("unchanged for its duration, it runs for %v", left)
 	}
 	l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
 	if left := s.left(l, "me"); left <= 0 {
 		t.Error("it was renewed, and is dead")
 	}
-	s.at = s.at.Add(-2 * time.Second)
+	time.Sleep(leaseDuration)
 	l.Spec.HolderIdentity = ptr.To("her")
 	if left := s.left(l, "me"); left <= 0 {
 		t.Error("it has another holder, and is dead")
@@ -386,7 +390,7 @@ func TestALeaseThatWasRenewedMeanwhileIsNotTaken(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	if err := quick(single).seize(t.Context(), c, stale); !apierrors.IsConflict(err) {
+	if err := standard(single).seize(t.Context(), c, stale); !apierrors.IsConflict(err) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -410,12 +414,12 @@ func TestAGuardFindsOldSidecars(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := fake.NewClientset(c.then)
-				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 3*leaseDuration)
 				defer cancel()
 				if c.want == "" {
-					time.AfterFunc(1500*time.Millisecond, cancel) // it looks once meanwhile
+					time.AfterFunc(leaseDuration*3/2, cancel) // the guard reads the leases once
 				}
-				err := quick(single).guard(ctx, client, c.l)
+				err := standard(single).guard(ctx, client, c.l)
 				if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 					t.Errorf("got %v, want %q in it", err, c.want)
 				}
@@ -427,7 +431,7 @@ func TestAGuardFindsOldSidecars(t *testing.T) {
 func TestLeadershipEndsWhenAnOldSidecarReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(noted(), paper("old-a", ""))
-		r := begin(t, quick(single), c)
+		r := begin(t, standard(single), c)
 		r.starts("a", "b", "c")
 		write(t, c, paper("old-a", "old"))
 		if err := <-r.ended; err == nil || !strings.Contains(err.Error(), "old has taken the lease old-a") {
@@ -440,7 +444,7 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 	others := []string{"one"}
 	t.Run("there is none", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			if dead := quick(perController).awaitFree(within(t), fake.NewClientset(), others); dead == nil ||
+			if dead := standard(perController).awaitFree(within(t), fake.NewClientset(), others); dead == nil ||
 				len(dead) > 0 {
 				t.Errorf("got %v", dead)
 			}
@@ -450,9 +454,9 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := fake.NewClientset(paper("one", "him"))
 			start := time.Now()
-			time.AfterFunc(2*time.Second, alive(t, c, "one", "him")) // it is not dead before
-			if dead := quick(perController).awaitFree(within(t), c, others); dead == nil || len(dead) > 0 ||
-				time.Since(start) < 2*time.Second {
+			time.AfterFunc(2*leaseDuration, alive(t, c, "one", "him")) // it is not dead before
+			if dead := standard(perController).awaitFree(within(t), c, others); dead == nil || len(dead) > 0 ||
+				time.Since(start) < 2*leaseDuration {
 				t.Errorf("got %v after %v", dead, time.Since(start))
 			}
 		})
@@ -460,7 +464,7 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 	t.Run("its holder is dead", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := paper("one", "him")
-			dead := quick(perController).awaitFree(within(t), fake.NewClientset(l), others)
+			dead := standard(perController).awaitFree(within(t), fake.NewClientset(l), others)
 			if got, ok := dead["one"]; !ok || !got.Equal(l.Spec.RenewTime) {
 				t.Errorf("got %v", dead)
 			}
@@ -470,7 +474,7 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if dead := quick(perController).awaitFree(ctx, fake.NewClientset(paper("one", "him")),
+			if dead := standard(perController).awaitFree(ctx, fake.NewClientset(paper("one", "him")),
 				others); dead != nil {
 				t.Errorf("got %v", dead)
 			}
@@ -482,7 +486,7 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 func TestOneOfTheModesGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("one", "him"))
-		err := quick(perController).alone(within(t), c, lease{name: "attacher", others: []string{"one"}}, nil)
+		err := standard(perController).alone(within(t), c, lease{name: "attacher", others: []string{"one"}}, nil)
 		if err == nil || !strings.Contains(err.Error(), "him has the lease one") {
 			t.Errorf("got %v", err)
 		}
@@ -491,7 +495,7 @@ func TestOneOfTheModesGivesWay(t *testing.T) {
 
 func TestHealthIsThatOfTheElection(t *testing.T) {
 	t.Parallel()
-	e := quick(single)
+	e := standard(single)
 	lock, quiet, err := e.lock(t.Context(), fake.NewClientset(), "new")
 	if err != nil {
 		t.Fatal(err)

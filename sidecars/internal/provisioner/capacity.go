@@ -108,13 +108,13 @@ func (c *controller) publishCapacity(env *sidecar.Env, p place, making lib.Provi
 	c.cluster.Own(factory)
 	where := c.segments(env.Driver, own, p)
 	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[capacity.QueueKey](c.retry.Start, c.retry.Max),
+		workqueue.NewTypedItemExponentialFailureRateLimiter[capacity.QueueKey](c.work.Retry.Start, c.work.Retry.Max),
 		workqueue.TypedRateLimitingQueueConfig[capacity.QueueKey]{Name: "csistoragecapacity"})
 	room := capacity.NewCentralCapacityController(csi.NewControllerClient(env.Conn), env.Driver,
 		capacity.NewV1ClientFactory(own.Kube), // v6.4.0 takes own.Kube.StorageV1() here
 		queue, owned, id, namespace, where,
 		c.cluster.Informers().Storage().V1().StorageClasses(), factory.Storage().V1().CSIStorageCapacities(),
-		f.poll, f.immediate, c.timeout)
+		f.poll, f.immediate, c.work.Timeout)
 	if err := legacyregistry.CustomRegister(room); err != nil {
 		return nil, fmt.Errorf("metrics of room: %w", err)
 	}
@@ -135,7 +135,7 @@ func (c *controller) segments(driver string, own kube.Clients, p place) topology
 	}
 	shared := c.cluster.Informers()
 	return topology.NewNodeTopology(driver, own.Kube, shared.Core().V1().Nodes(), shared.Storage().V1().CSINodes(),
-		workqueue.NewTypedRateLimitingQueueWithConfig(c.limiter(),
+		workqueue.NewTypedRateLimitingQueueWithConfig(c.work.Limiter(),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "csitopology"}))
 }
 

@@ -76,7 +76,7 @@ func (c *controller) place(env *sidecar.Env, clients kube.Clients) (place, error
 		if name == "" {
 			return p, errors.New("--node-deployment needs the node's name in the environment: NODE_NAME")
 		}
-		info, err := upstream.GetNodeInfo(env.Conn, c.timeout)
+		info, err := upstream.GetNodeInfo(env.Conn, c.work.Timeout)
 		if err != nil {
 			return p, fmt.Errorf("find the topology of this node: %w", err)
 		}

@@ -30,10 +30,7 @@ import (
 
 type controller struct {
 	cluster           *kube.Cluster
-	limits            kube.Limits
-	retry             kube.Retry
-	timeout           time.Duration
-	workers           int
+	work              kube.Work
 	prefix            string
 	uuidLength        int
 	cloningThreads    int
@@ -59,11 +56,11 @@ func (c *controller) About() string {
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.Duration(&c.timeout, "timeout", 10*time.Second, "time limit of a call to the driver")
-	f.Int(&c.workers, "worker-threads", 100, "maximum number of volumes that are created, and that are "+
-		"deleted, at the same time")
-	c.retry.Flags(f)
-	c.limits.Flags(f)
+	c.work.Flags(f, kube.WorkFlags{
+		Timeout: 10 * time.Second, TimeoutUsage: "time limit of a call to the driver",
+		Workers: 100, WorkersFlag: "worker-threads",
+		WorkersUsage: "maximum number of volumes that are created, and that are deleted, at the same time",
+	})
 	f.String(&c.prefix, "volume-name-prefix", "pvc", "prefix of volume names")
 	f.Int(&c.uuidLength, "volume-name-uuid-length", -1,
 		"`length` of the claim's UID in a volume name; -1: the whole UID")
@@ -89,20 +86,14 @@ func (c *controller) Flags(f *sidecar.Flags) {
 }
 
 func (c *controller) Validate() error {
-	for name, n := range map[string]int{"worker-threads": c.workers, "cloning-protection-threads": c.cloningThreads,
+	for name, n := range map[string]int{"cloning-protection-threads": c.cloningThreads,
 		"capacity-threads": c.capacity.threads} {
 		if err := kube.Positive(name, n); err != nil {
 			return err
 		}
 	}
-	if err := kube.Positive("timeout", c.timeout); err != nil {
-		return err
-	}
 	if c.prefix == "" {
 		return errors.New("--volume-name-prefix is empty: a name must begin with something")
-	}
-	if err := c.retry.Validate(); err != nil {
-		return err
 	}
 	if err := c.capacity.validate(); err != nil {
 		return err
@@ -110,7 +101,7 @@ func (c *controller) Validate() error {
 	if err := c.nodes.validate(c.cluster.Elected()); err != nil {
 		return err
 	}
-	return c.limits.Validate()
+	return c.work.Validate()
 }
 
 func (c *controller) Needs() sidecar.Needs {
@@ -138,7 +129,7 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME] {
 		return nil, fmt.Errorf("%w: it makes no volumes", sidecar.ErrNotSupported)
 	}
-	clients := c.cluster.Client(c.Name(), c.limits)
+	clients := c.cluster.Client(c.Name(), c.work.Limits)
 	place, err := c.place(env, clients)
 	if err != nil {
 		return nil, err
@@ -171,7 +162,7 @@ func (c *controller) making(env *sidecar.Env, clients kube.Clients, p place) lib
 	}
 	translator := csitrans.New()
 	return upstream.NewCSIProvisioner(
-		clients.Kube, c.timeout, identity, c.prefix, c.uuidLength, env.Conn, clients.Snapshots,
+		clients.Kube, c.work.Timeout, identity, c.prefix, c.uuidLength, env.Conn, clients.Snapshots,
 		env.Driver, env.Plugin, env.Controller, inTree(translator, env.Driver),
 		c.strictTopology, c.immediateTopology, translator,
 		informers.Storage().V1().StorageClasses().Lister(), p.csiNodes, p.nodes,
@@ -209,13 +200,13 @@ func (c *controller) claims(ctx context.Context, env *sidecar.Env, clients kube.
 		lib.LeaderElection(false), // the process has the lease
 		lib.FailedProvisionThreshold(0),
 		lib.FailedDeleteThreshold(0),
-		lib.RateLimiter(c.limiter()),
-		lib.Threadiness(c.workers),
+		lib.RateLimiter(c.work.Limiter()),
+		lib.Threadiness(c.work.Workers),
 		lib.CreateProvisionedPVLimiter(workqueue.DefaultTypedControllerRateLimiter[string]()),
 		lib.ClaimsInformer(claims.Informer()),
 		lib.VolumesInformer(informers.Core().V1().PersistentVolumes().Informer()),
 		lib.ClassesInformer(informers.Storage().V1().StorageClasses().Informer()),
-		lib.RetryIntervalMax(c.retry.Max),
+		lib.RetryIntervalMax(c.work.Retry.Max),
 		lib.AddFinalizer(true),
 		lib.MetricsInstance(counted),
 	}
@@ -229,7 +220,7 @@ func (c *controller) claims(ctx context.Context, env *sidecar.Env, clients kube.
 		provision.ControllerWaitGroup(workers)
 		provision.Run(ctx)
 	})
-	queue := workqueue.NewTypedRateLimitingQueueWithConfig(c.limiter(),
+	queue := workqueue.NewTypedRateLimitingQueueWithConfig(c.work.Limiter(),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"})
 	if clones := upstream.NewCloningProtectionController(clients.Kube, claims.Lister(), claims.Informer(), queue,
 		env.Controller); clones != nil {
@@ -259,10 +250,6 @@ func optional(run func(context.Context, *sync.WaitGroup)) func(context.Context, 
 		run(ctx, workers)
 		<-ctx.Done()
 	}
-}
-
-func (c *controller) limiter() workqueue.TypedRateLimiter[string] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
 }
 
 // Run implements sidecar.Runner. Run returns when all controllers have ended. A controller that

@@ -7,7 +7,8 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"sync"
+
+	"github.com/causeway-csi/causeway/internal/ownsocket"
 )
 
 // maxSocketPath is the longest path of a Unix socket on Linux and on Windows, in bytes.
@@ -39,21 +40,17 @@ func (files) stat(path string) error {
 
 // listen makes a socket with mode 0600. It replaces an existing socket, even if a process serves
 // it: the previous pod is about to end, or was killed. A path that is not a socket stays and is an
-// error.
+// error. Its Close leaves the socket of another process: the kubelet would forget a driver whose new
+// pod has just registered it.
 func listen(path string) (net.Listener, error) {
 	if err := unlink(path); err != nil {
 		return nil, err
 	}
-	l, err := bind(path)
+	l, err := ownsocket.Listen(path)
 	if err != nil {
-		return nil, err
+		return nil, err // a nil *ownsocket.Socket is no nil net.Listener
 	}
-	l.SetUnlinkOnClose(false) // it would remove any file at the path
-	info, err := os.Lstat(path)
-	if err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return &socket{UnixListener: l, path: path, info: info}, nil
+	return l, nil
 }
 
 // unlink removes a socket. No socket is no error.
@@ -68,25 +65,5 @@ func unlink(path string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return err
-}
-
-// socket is a listener whose Close removes the socket, unless the path has the socket of another
-// process: the kubelet would forget a driver whose new pod has just registered it.
-type socket struct {
-	*net.UnixListener
-	path   string
-	info   fs.FileInfo
-	closed sync.Once
-}
-
-// Close may be called several times.
-func (s *socket) Close() (err error) {
-	s.closed.Do(func() {
-		if info, err := os.Lstat(s.path); err == nil && os.SameFile(info, s.info) {
-			os.Remove(s.path)
-		}
-		err = s.UnixListener.Close()
-	})
 	return err
 }

@@ -271,25 +271,36 @@ func TestTheEndWhileThereIsNoDriver(t *testing.T) {
 	})
 }
 
-func TestASilentClientDelaysTheEndByItsCourtesyAtMost(t *testing.T) {
-	simulate(t, func(t *testing.T, n node, m *memory) {
-		k := n.kubelet(nil)
-		k.watch(t)
-		(&driver{name: "csi.example.com"}).serve(t, n)
-		p := n.startAs(t, n.product())
-		k.registered(t, 1)
-		conn, err := m.dial(t.Context(), n.socket())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		synctest.Wait()
-		began := time.Now()
-		p.end(t)
-		if took := time.Since(began); took > courtesy {
-			t.Errorf("the end took %v, want at most %v", took, courtesy)
-		}
-	})
+func TestAClientDelaysTheEndByTheCourtesyAtMost(t *testing.T) {
+	for name, greeting := range map[string]string{
+		"a silent client": "",
+		// the preface of HTTP/2 and a frame of settings
+		"a client that ignores the end": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+	} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, func(t *testing.T, n node, m *memory) {
+				k := n.kubelet(nil)
+				k.watch(t)
+				(&driver{name: "csi.example.com"}).serve(t, n)
+				p := n.startAs(t, n.product())
+				k.registered(t, 1)
+				conn, err := m.dial(t.Context(), n.socket())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				if _, err := conn.Write([]byte(greeting)); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				began := time.Now()
+				p.end(t)
+				if took := time.Since(began); took > courtesy {
+					t.Errorf("the end took %v, want at most %v", took, courtesy)
+				}
+			})
+		})
+	}
 }
 
 func TestASocketThatAnotherProgramRemoves(t *testing.T) {

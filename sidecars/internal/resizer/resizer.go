@@ -17,7 +17,6 @@ import (
 	"github.com/kubernetes-csi/external-resizer/v2/pkg/resizer"
 	"github.com/kubernetes-csi/external-resizer/v2/pkg/util"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/causeway-csi/causeway/sidecars/internal/kube"
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
@@ -26,13 +25,10 @@ import (
 type sidecarController struct {
 	cluster       *kube.Cluster
 	flags         *sidecar.Flags
-	limits        kube.Limits
-	retry         kube.Retry
-	timeout       time.Duration
+	work          kube.Work
 	resizeTimeout time.Duration
 	modifyTimeout time.Duration
 	resync        time.Duration
-	workers       int
 	metadata      bool
 	handleInUse   bool
 }
@@ -48,15 +44,14 @@ func (c *sidecarController) About() string {
 
 func (c *sidecarController) Flags(f *sidecar.Flags) {
 	c.flags = f
-	f.Duration(&c.timeout, "timeout", 10*time.Second,
-		"time limit of a call. It overrides resize-timeout and modify-timeout")
+	c.work.Flags(f, kube.WorkFlags{
+		Timeout: 10 * time.Second, TimeoutUsage: "time limit of a call. It overrides resize-timeout and modify-timeout",
+		Workers: 10, WorkersFlag: "workers",
+		WorkersUsage: "maximum number of volumes that are expanded, and that are changed, at the same time",
+	})
+	f.Old("workers", "worker-threads")
 	f.Duration(&c.resizeTimeout, "resize-timeout", 10*time.Second, "time limit of a ControllerExpandVolume call")
 	f.Duration(&c.modifyTimeout, "modify-timeout", 10*time.Second, "time limit of a ControllerModifyVolume call")
-	f.Int(&c.workers, "workers", 10, "maximum number of volumes that are expanded, and that are changed, at "+
-		"the same time")
-	f.Old("workers", "worker-threads")
-	c.retry.Flags(f)
-	c.limits.Flags(f)
 	f.Duration(&c.resync, "resync-period", 10*time.Minute, "interval at which all objects are processed again")
 	f.Bool(&c.metadata, "extra-modify-metadata", false,
 		"send the driver the names of claim and volume when a volume is changed")
@@ -66,19 +61,8 @@ func (c *sidecarController) Flags(f *sidecar.Flags) {
 }
 
 func (c *sidecarController) Validate() error {
-	for name, d := range map[string]time.Duration{"timeout": c.timeout, "resize-timeout": c.resizeTimeout,
-		"modify-timeout": c.modifyTimeout} {
-		if err := kube.Positive(name, d); err != nil {
-			return err
-		}
-	}
-	if err := kube.Positive("workers", c.workers); err != nil {
-		return err
-	}
-	if err := c.retry.Validate(); err != nil {
-		return err
-	}
-	return c.limits.Validate()
+	return errors.Join(kube.Positive("resize-timeout", c.resizeTimeout),
+		kube.Positive("modify-timeout", c.modifyTimeout), c.work.Validate())
 }
 
 func (c *sidecarController) Needs() sidecar.Needs {
@@ -91,7 +75,7 @@ func (c *sidecarController) Needs() sidecar.Needs {
 func (c *sidecarController) timeouts() (resize, modify time.Duration) {
 	pick := func(name string, own time.Duration) time.Duration {
 		if c.flags.SaidHere("timeout") || c.flags.Said("timeout") && !c.flags.SaidHere(name) {
-			return c.timeout
+			return c.work.Timeout
 		}
 		return own
 	}
@@ -108,18 +92,15 @@ func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.
 	if !env.Plugin[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
 		return nil, fmt.Errorf("%w: it has no controller service", sidecar.ErrNotSupported)
 	}
-	client := c.cluster.Client(c.Name(), c.limits).Kube
+	client := c.cluster.Client(c.Name(), c.work.Limits).Kube
 	driver := overConn{env.Conn}
 	resizeTimeout, modifyTimeout := c.timeouts()
-	limiter := func() workqueue.TypedRateLimiter[string] {
-		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
-	}
 	var runs []func(int, context.Context, *sync.WaitGroup)
 	grow, err := resizer.NewResizerFromClient(driver, resizeTimeout, client, env.Driver)
 	switch {
 	case err == nil:
 		runs = append(runs, controller.NewResizeController(grow.Name(), grow, client, c.resync, c.cluster.Informers(),
-			limiter(), c.handleInUse, c.retry.Max).Run)
+			c.work.Limiter(), c.handleInUse, c.work.Retry.Max).Run)
 	case !errors.Is(err, resizer.ResizeNotSupportErr):
 		return nil, err
 	}
@@ -127,8 +108,8 @@ func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.
 		env.Driver)
 	switch {
 	case err == nil && utilfeature.DefaultFeatureGate.Enabled(features.VolumeAttributesClass):
-		runs = append(runs, modifycontroller.NewModifyController(change.Name(), change, client, c.resync, c.retry.Max,
-			c.metadata, c.cluster.Informers(), limiter()).Run)
+		runs = append(runs, modifycontroller.NewModifyController(change.Name(), change, client, c.resync, c.work.Retry.Max,
+			c.metadata, c.cluster.Informers(), c.work.Limiter()).Run)
 	case err != nil && !errors.Is(err, modifier.ModifyNotSupportErr):
 		return nil, err
 	}
@@ -146,7 +127,7 @@ func (c *sidecarController) together(ctx context.Context, runs []func(int, conte
 	for _, run := range runs {
 		both.Go(func() {
 			defer cancel()
-			run(c.workers, ctx, &workers)
+			run(c.work.Workers, ctx, &workers)
 		})
 	}
 	both.Wait()

@@ -114,6 +114,7 @@ func TestWhereTheSocketMayBe(t *testing.T) {
 }
 
 func TestADriverIsIdentifiedWhenItIsReady(t *testing.T) {
+	t.Parallel()
 	socket, conn := line(t, newCalls(nil, -1), func() {})
 	env := &Env{Conn: conn, Socket: socket}
 	known := make(chan error, 1)
@@ -138,6 +139,7 @@ func TestADriverIsIdentifiedWhenItIsReady(t *testing.T) {
 }
 
 func TestTheWaitForADriverEndsWithTheContext(t *testing.T) {
+	t.Parallel()
 	socket, conn := line(t, newCalls(nil, -1), func() {})
 	ctx, cancel := context.WithCancel(t.Context())
 	known := make(chan error, 1)
@@ -149,6 +151,7 @@ func TestTheWaitForADriverEndsWithTheContext(t *testing.T) {
 }
 
 func TestALostConnectionIsNoticedOnceAndMadeAgain(t *testing.T) {
+	t.Parallel()
 	lost := make(chan struct{}, 10)
 	socket, conn := line(t, newCalls(nil, -1), func() { lost <- struct{}{} })
 	s := &small{}
@@ -169,6 +172,7 @@ func TestALostConnectionIsNoticedOnceAndMadeAgain(t *testing.T) {
 }
 
 func TestNoCallWithoutLeadership(t *testing.T) {
+	t.Parallel()
 	c := newCalls(nil, -1)
 	var lost atomic.Bool
 	c.leads = func() error {

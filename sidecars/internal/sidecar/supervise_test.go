@@ -203,6 +203,7 @@ func TestMissingCapabilitiesAreSkippedWithAReason(t *testing.T) {
 
 // A driver that goes away ends the controllers that were built for its capabilities, and no others.
 func TestALostDriverEndsItsControllers(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		needs Needs

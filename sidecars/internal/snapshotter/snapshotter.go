@@ -21,7 +21,6 @@ import (
 	"github.com/kubernetes-csi/external-snapshotter/v8/pkg/utils"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/causeway-csi/causeway/sidecars/internal/kube"
@@ -30,11 +29,8 @@ import (
 
 type controller struct {
 	cluster        *kube.Cluster
-	limits         kube.Limits
-	retry          kube.Retry
-	timeout        time.Duration
+	work           kube.Work
 	resync         time.Duration
-	workers        int
 	prefix         string
 	uuidLength     int
 	groupPrefix    string
@@ -53,11 +49,11 @@ func (c *controller) About() string {
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.Duration(&c.timeout, "timeout", time.Minute, "time limit of a call to the driver")
-	f.Int(&c.workers, "worker-threads", 10, "maximum number of snapshots, and of groups, that are processed "+
-		"at the same time")
-	c.retry.Flags(f)
-	c.limits.Flags(f)
+	c.work.Flags(f, kube.WorkFlags{
+		Timeout: time.Minute, TimeoutUsage: "time limit of a call to the driver",
+		Workers: 10, WorkersFlag: "worker-threads",
+		WorkersUsage: "maximum number of snapshots, and of groups, that are processed at the same time",
+	})
 	f.Duration(&c.resync, "resync-period", 15*time.Minute, "interval at which all objects are processed again")
 	f.String(&c.prefix, "snapshot-name-prefix", "snapshot", "prefix of snapshot names")
 	f.Int(&c.uuidLength, "snapshot-name-uuid-length", -1,
@@ -71,12 +67,6 @@ func (c *controller) Flags(f *sidecar.Flags) {
 }
 
 func (c *controller) Validate() error {
-	if err := kube.Positive("worker-threads", c.workers); err != nil {
-		return err
-	}
-	if err := kube.Positive("timeout", c.timeout); err != nil {
-		return err
-	}
 	switch {
 	case c.prefix == "":
 		return errors.New("--snapshot-name-prefix is empty: a name must begin with something")
@@ -85,10 +75,7 @@ func (c *controller) Validate() error {
 	case c.nodeDeployment && c.cluster.Elected():
 		return errors.New("--node-deployment with --leader-election: one on each node, or one for all? Take one away")
 	}
-	if err := c.retry.Validate(); err != nil {
-		return err
-	}
-	return c.limits.Validate()
+	return c.work.Validate()
 }
 
 func (c *controller) Needs() sidecar.Needs {
@@ -116,7 +103,7 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	if c.nodeDeployment && os.Getenv("NODE_NAME") == "" {
 		return nil, errors.New("--node-deployment needs the node's name in the environment: NODE_NAME")
 	}
-	clients := c.cluster.Client(c.Name(), c.limits)
+	clients := c.cluster.Client(c.Name(), c.work.Limits)
 	contents := c.contents(clients)
 	withGroups := c.groups(ctx, env)
 	var takesGroups group_snapshotter.GroupSnapshotter
@@ -127,18 +114,15 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 		groupContents = contents.Groupsnapshot().V1().VolumeGroupSnapshotContents()
 		groupClasses = c.cluster.SnapshotInformers().Groupsnapshot().V1().VolumeGroupSnapshotClasses()
 	}
-	limiter := func() workqueue.TypedRateLimiter[string] {
-		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
-	}
 	take := upstream.NewCSISnapshotSideCarController(clients.Snapshots, clients.Kube, env.Driver,
 		contents.Snapshot().V1().VolumeSnapshotContents(),
 		c.cluster.SnapshotInformers().Snapshot().V1().VolumeSnapshotClasses(),
 		snapshotter.NewSnapshotter(env.Conn), takesGroups,
-		c.timeout, c.resync, c.prefix, c.uuidLength, c.groupPrefix, c.groupLength, c.metadata,
-		limiter(), withGroups, groupContents, groupClasses, limiter())
+		c.work.Timeout, c.resync, c.prefix, c.uuidLength, c.groupPrefix, c.groupLength, c.metadata,
+		c.work.Limiter(), withGroups, groupContents, groupClasses, c.work.Limiter())
 	return sidecar.RunnerFunc(func(ctx context.Context) error {
 		var workers sync.WaitGroup
-		take.Run(c.workers, ctx.Done(), &workers)
+		take.Run(c.work.Workers, ctx.Done(), &workers)
 		workers.Wait() // with group snapshots it never returns in v8.7.0: the caller waits for a bounded time
 		return nil
 	}), nil

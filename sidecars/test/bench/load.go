@@ -103,8 +103,8 @@ func (l *loader) settled(ctx context.Context) error {
 	defer cancel()
 	return rig.Until(ctx, func(ctx context.Context) error {
 		bound, err := l.bound(ctx)
-		if err == nil && bound < l.of(volumes) {
-			err = fmt.Errorf("%d of %d claims are bound", bound, l.of(volumes))
+		if err == nil && bound < l.share(volumes) {
+			err = fmt.Errorf("%d of %d claims are bound", bound, l.share(volumes))
 			pause(ctx, time.Second)
 		}
 		return err
@@ -124,8 +124,8 @@ func (l *loader) bound(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// of returns the number of objects at the current percentage, of n at 100 percent.
-func (l *loader) of(n int) int { return max(1, n*l.percent/100) }
+// share returns the number of objects at the current percentage, of n at 100 percent.
+func (l *loader) share(n int) int { return max(1, n*l.percent/100) }
 
 // each calls f with 0 to n-1, several at a time.
 func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {

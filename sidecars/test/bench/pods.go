@@ -13,8 +13,8 @@ import (
 // pod makes a pod as a controller does that got it from a template, and has its kubelet tell its
 // state.
 func (l *loader) pod(ctx context.Context, i int) error {
-	p := newPod(i, nodeName(i%l.of(nodes)))
-	if i < l.of(volumes) {
+	p := newPod(i, nodeName(i%l.share(nodes)))
+	if i < l.share(volumes) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claimName(i)}}})
 		p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts,

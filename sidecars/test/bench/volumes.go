@@ -64,7 +64,7 @@ func (l *loader) volume(ctx context.Context, i int) error {
 		return err
 	}
 	name := "pvc-" + string(c.UID)
-	handle, err := l.attached(ctx, name, nodeName(i%l.of(nodes)))
+	handle, err := l.attached(ctx, name, nodeName(i%l.share(nodes)))
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (l *loader) volume(ctx context.Context, i int) error {
 		byProvisioner); err != nil {
 		return err
 	}
-	return l.attachment(ctx, name, handle, nodeName(i%l.of(nodes)))
+	return l.attachment(ctx, name, handle, nodeName(i%l.share(nodes)))
 }
 
 // attached has the driver make a volume and attach it, and returns its handle.

@@ -2,12 +2,14 @@ package fails
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"sync/atomic"
 	"testing"
-	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 )
@@ -35,8 +37,17 @@ func TestADriverThatDiesIsComeBackTo(t *testing.T) {
 		}
 		return nil
 	})
-	time.AfterFunc(100*time.Millisecond, func() { close(dead) }) // the service ends when its calls have
-	if err := s.driver.Stop(); err != nil {
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.driver.Stop() }() // the service ends when its calls have
+	await.NoError(t, "the driver accepts no connection", func() error {
+		conn, err := net.Dial("unix", s.driver.Socket)
+		if err != nil {
+			return nil
+		}
+		return errors.Join(errors.New("it does"), conn.Close())
+	})
+	close(dead)
+	if err := await.Receive(t, "the driver has stopped", stopped); err != nil {
 		t.Log(err)
 	}
 	r.ends(1)
@@ -64,9 +75,7 @@ func TestADriverThatDiesIsComeBackTo(t *testing.T) {
 // ownPlane is a plane whose API server may be stopped.
 func ownPlane(t *testing.T) *rig.Plane {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	p, err := rig.StartPlane(ctx, controlplane.Options{})
+	p, err := rig.StartPlane(await.Context(t), controlplane.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,9 +85,7 @@ func ownPlane(t *testing.T) *rig.Plane {
 
 func (s *scene) serverBack() {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
-	defer cancel()
-	if err := s.plane.StartAPIServer(ctx); err != nil {
+	if err := s.plane.StartAPIServer(await.Context(s.T)); err != nil {
 		s.Fatal(err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"regexp"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -34,7 +35,7 @@ func (s *scene) pair(args ...string) (leader, other *replica) {
 // function waits for all.
 func (s *scene) load() (all func()) {
 	s.Helper()
-	s.slow(300 * time.Millisecond)
+	s.slow(time.Second)
 	s.claim(0, many/4)
 	s.called(10)
 	rest := make(chan struct{})
@@ -111,14 +112,24 @@ func TestADriverThatFinishesForAKilledLeaderMakesNothingTwice(t *testing.T) {
 	s := newScene(t)
 	leader, other := s.pair(works)
 	all := s.load()
+	killed := make(chan struct{})
+	var held atomic.Int32
 	s.driver.Hook(func(_ context.Context, c *rig.Call) error {
 		if c.Method == "CreateVolume" {
-			time.Sleep(500 * time.Millisecond)
+			held.Add(1)
+			<-killed
+		}
+		return nil
+	})
+	s.until("a call is under way", func(context.Context) error {
+		if held.Load() == 0 {
+			return errors.New("there is none")
 		}
 		return nil
 	})
 	leader.send(syscall.SIGKILL)
 	leader.ends(-1)
+	close(killed)
 	all()
 	other.leads()
 	s.settled()
@@ -132,7 +143,7 @@ func (s *scene) stopped(before func(*replica), args ...string) {
 	before(leader)
 	leader.send(syscall.SIGTERM)
 	took := leader.ends(0)
-	s.Logf("the process ended %v after SIGTERM", took.Round(time.Millisecond))
+	s.Logf("the process ended %v after SIGTERM", took.Round(time.Second))
 	if took > stalledAfter {
 		s.Errorf("it took %v", took)
 	}

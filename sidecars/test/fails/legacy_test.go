@@ -241,7 +241,7 @@ func (s *scene) grow(claim string) {
 // From the single lease to those of upstream and back, with new claims all the time.
 func TestModesOfElectionChangeWithoutTwoAtWork(t *testing.T) {
 	s := newScene(t)
-	s.slow(200 * time.Millisecond)
+	s.slow(time.Second)
 	one := s.start(works)
 	one.says(`"Controller starts"`)
 	several := s.start(separately, works)

@@ -16,9 +16,6 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 )
 
-// patience is the limit for an expected event. It ends a test that hangs, and measures nothing.
-const patience = 2 * time.Minute
-
 // world is the state that all tests share.
 var world struct {
 	*rig.Plane

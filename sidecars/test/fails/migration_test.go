@@ -67,7 +67,7 @@ const pool = 120
 func newMigration(t *testing.T) *migration {
 	t.Parallel()
 	m := &migration{scene: sceneWith(t, world.Plane, rig.DriverOptions{Foreign: true}), flags: quickly,
-		tick: 400 * time.Millisecond}
+		tick: time.Second}
 	if *upstreamLeases {
 		m.flags, m.tick = []string{"--leader-election", "--kube-api-qps=200", "--kube-api-burst=400"}, 2*time.Second
 	}
@@ -78,7 +78,7 @@ func newMigration(t *testing.T) *migration {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(time.Second):
 			return nil
 		}
 	})
@@ -244,8 +244,8 @@ func (m *migration) all(n int, err error) error {
 	return err
 }
 
-// of returns the calls of a kind of work since a time.
-func (m *migration) of(w work, since time.Time) []rig.Call {
+// callsOf returns the calls of a kind of work since a time.
+func (m *migration) callsOf(w work, since time.Time) []rig.Call {
 	var all []rig.Call
 	for _, method := range w.calls {
 		for _, c := range m.driver.Calls(method) {
@@ -270,7 +270,7 @@ func (m *migration) doWork(who workers) {
 	}
 	m.finished()
 	for _, w := range m.works() {
-		calls := m.of(w, since)
+		calls := m.callsOf(w, since)
 		if len(calls) < 5 {
 			m.Errorf("%s: %d calls, want at least 5", w.controller, len(calls))
 		}
@@ -292,7 +292,7 @@ func (m *migration) called(who workers) {
 				if ended(who[w.controller]) {
 					m.Fatalf("process %d ended", who[w.controller].Pid())
 				}
-				if !slices.ContainsFunc(m.of(w, time.Time{}),
+				if !slices.ContainsFunc(m.callsOf(w, time.Time{}),
 					func(c rig.Call) bool { return c.PID == who[w.controller].Pid() }) {
 					return errors.New("no call")
 				}
@@ -306,7 +306,7 @@ func (m *migration) busy(since time.Time) {
 	m.Helper()
 	m.until("there is work of each kind", func(context.Context) error {
 		for _, w := range m.works() {
-			if n := len(m.of(w, since)); n < 3 {
+			if n := len(m.callsOf(w, since)); n < 3 {
 				return fmt.Errorf("%s: %d calls", w.controller, n)
 			}
 		}
@@ -316,7 +316,7 @@ func (m *migration) busy(since time.Time) {
 
 // overlaps counts the pairs of calls of the same kind that two processes made at the same time.
 func (m *migration) overlaps(w work) (n int) {
-	calls := m.of(w, time.Time{})
+	calls := m.callsOf(w, time.Time{})
 	for i, a := range calls {
 		for _, b := range calls[i+1:] {
 			if a.PID != b.PID && (a.End.IsZero() || a.End.After(b.Start)) {
@@ -332,7 +332,7 @@ func (m *migration) overlaps(w work) (n int) {
 // there was work all the time.
 func (m *migration) standstill(title string, began, end time.Time, next workers) {
 	for _, w := range m.works() {
-		calls := m.of(w, began)
+		calls := m.callsOf(w, began)
 		last, longest := began, time.Duration(0)
 		for _, c := range calls {
 			last, longest = c.Start, max(longest, c.Start.Sub(last))
@@ -434,7 +434,7 @@ func (m *migration) back(ours *replica, stop func()) {
 	}
 	m.removed()
 	for _, w := range m.works() {
-		if slices.ContainsFunc(m.of(w, end), func(c rig.Call) bool { return c.PID != old[w.controller].Pid() }) {
+		if slices.ContainsFunc(m.callsOf(w, end), func(c rig.Call) bool { return c.PID != old[w.controller].Pid() }) {
 			m.Errorf("%s: calls by another process than upstream's %s after the way back", w.controller, w.program)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
@@ -153,11 +154,7 @@ const stalledAfter = 30 * time.Second
 func (r *replica) ends(code int) time.Duration {
 	r.s.Helper()
 	start := time.Now()
-	select {
-	case <-r.Ended():
-	case <-time.After(patience):
-		r.s.Fatalf("process %d does not end", r.Pid())
-	}
+	await.Receive(r.s.T, fmt.Sprintf("process %d ends", r.Pid()), r.Ended())
 	if got := r.ExitCode(); got != code {
 		r.s.Errorf("process %d ended with %d, want %d", r.Pid(), got, code)
 	}

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
@@ -56,12 +57,12 @@ func sceneWith(t *testing.T, plane *rig.Plane, o rig.DriverOptions) *scene {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.driver.Stop() })
-	s.make()
+	s.makeClass()
 	return s
 }
 
-// make makes the namespace and the class.
-func (s *scene) make() {
+// makeClass makes the namespace and the class.
+func (s *scene) makeClass() {
 	s.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.ns}}
 	if _, err := s.plane.Kube.CoreV1().Namespaces().Create(s.Context(), ns, metav1.CreateOptions{}); err != nil {
@@ -78,14 +79,11 @@ func (s *scene) make() {
 	}
 }
 
-// until waits for something, for as long as patience.
-func (s *scene) until(what string, try func(context.Context) error) {
+// until waits for an event.
+func (s *scene) until(event string, try func(context.Context) error) {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
-	defer cancel()
-	if err := rig.Until(ctx, try); err != nil {
-		s.Fatalf("%s: %v", what, err)
-	}
+	ctx := await.Context(s.T)
+	await.NoError(s.T, event, func() error { return try(ctx) })
 }
 
 // claim makes the claims with these numbers, a few at once.

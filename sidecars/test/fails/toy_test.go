@@ -20,11 +20,12 @@ import (
 )
 
 // toyKey is the variable that makes this test binary a program like csi-sidecars, with two toys:
-// the first does nothing, and the second fails as the variable describes, when the file at toyCue
-// exists.
+// the first does nothing until the end of the process, and then until the file at toyEnd exists.
+// The second fails as the variable describes, when the file at toyCue exists.
 const (
 	toyKey = "CAUSEWAY_FAILS_TOY"
 	toyCue = "CAUSEWAY_FAILS_CUE"
+	toyEnd = "CAUSEWAY_FAILS_END"
 )
 
 func toy() int {
@@ -55,7 +56,16 @@ var failures = map[string]func(context.Context) error{
 
 func breaks(context.Context) { panic("the toy broke") }
 
-// toyController does nothing, or fails when it is told to.
+// exists waits until the file exists whose path is in a variable of the environment, and reports
+// false when ctx is done first.
+func exists(ctx context.Context, variable string) bool {
+	return wait.PollUntilContextCancel(ctx, time.Second, true, func(context.Context) (bool, error) {
+		_, err := os.Stat(os.Getenv(variable))
+		return err == nil, nil
+	}) == nil
+}
+
+// toyController does nothing, or fails after its cue.
 type toyController struct {
 	name string
 	fail func(context.Context) error
@@ -72,19 +82,19 @@ func (c toyController) Build(context.Context, *sidecar.Env) (sidecar.Runner, err
 	return sidecar.RunnerFunc(func(ctx context.Context) error {
 		if c.fail == nil {
 			<-ctx.Done()
-			// Others report their counts while this test takes its time.
-			time.Sleep(2 * time.Second)
+			exists(context.WithoutCancel(ctx), toyEnd) // the test reads the metrics meanwhile
 			return nil
 		}
-		for ctx.Err() == nil {
-			if _, err := os.Stat(os.Getenv(toyCue)); err == nil {
-				return c.fail(ctx)
-			}
-			time.Sleep(20 * time.Millisecond)
+		if exists(ctx, toyCue) {
+			return c.fail(ctx)
 		}
 		return nil
 	}), nil
 }
+
+// unhurried is a flag with which a process that ends serves its metrics until a test has read them.
+// Goroutines that panicked or were fatal never end: these cases take the whole time.
+const unhurried = "--shutdown-timeout=30s"
 
 func TestAFailedControllerIsNamedAndCountedAndEndsTheProcess(t *testing.T) {
 	for _, c := range []struct {
@@ -108,8 +118,9 @@ func TestAFailedControllerIsNamedAndCountedAndEndsTheProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cue := s.dir + "/cue"
-			r := s.program(self, []string{toyKey + "=" + c.how, toyCue + "=" + cue}, quickly...)
+			cue, end := s.dir+"/cue", s.dir+"/end"
+			r := s.program(self, []string{toyKey + "=" + c.how, toyCue + "=" + cue, toyEnd + "=" + end},
+				append(slices.Clone(quickly), unhurried)...)
 			r.says(`"Controller starts" name="bad"`)
 			if err := os.WriteFile(cue, nil, 0o600); err != nil {
 				t.Fatal(err)
@@ -121,6 +132,9 @@ func TestAFailedControllerIsNamedAndCountedAndEndsTheProcess(t *testing.T) {
 				}
 				return nil
 			})
+			if err := os.WriteFile(end, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
 			r.ends(1)
 			all := append(slices.Clone(c.says), `"Cannot go on"`)
 			if c.of != "" {
@@ -143,7 +157,9 @@ func TestASecondSignalEndsTheProcessAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := s.program(self, []string{toyKey + "=returns", toyCue + "=" + s.dir + "/never"}, quickly...)
+	never := s.dir + "/never"
+	r := s.program(self, []string{toyKey + "=returns", toyCue + "=" + never, toyEnd + "=" + never},
+		append(slices.Clone(quickly), unhurried)...)
 	r.says(`"Controller starts" name="good"`)
 	r.send(syscall.SIGTERM)
 	s.until("it is told", func(ctx context.Context) error {

@@ -96,7 +96,7 @@ func (l *lab) attached(volume *corev1.PersistentVolume, to string) *storagev1.Vo
 			Attacher: l.s.driver.Name, NodeName: to, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume.Name},
 		},
 	}, created))(l)
-	return await(l.T, "the attachment", "it is attached",
+	return awaitObject(l.T, "the attachment", "it is attached",
 		func(ctx context.Context) (*storagev1.VolumeAttachment, error) {
 			return attachments.Get(ctx, "va-"+l.name, metav1.GetOptions{})
 		}, func(a *storagev1.VolumeAttachment) bool { return a.Status.Attached })

@@ -62,7 +62,7 @@ func TestCapacityIsPublishedForEachClassAndRemovedWithIt(t *testing.T) {
 // awaitRoom waits until the only object for the lab's class has so many bytes.
 func (l *lab) awaitRoom(bytes int64) *storagev1.CSIStorageCapacity {
 	l.Helper()
-	return await(l.T, "the room", fmt.Sprintf("it is %d bytes", bytes),
+	return awaitObject(l.T, "the room", fmt.Sprintf("it is %d bytes", bytes),
 		func(ctx context.Context) (*storagev1.CSIStorageCapacity, error) {
 			all, err := world.Kube.StorageV1().CSIStorageCapacities(l.s.namespace).List(ctx, metav1.ListOptions{})
 			if err != nil {

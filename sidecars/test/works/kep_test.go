@@ -57,7 +57,7 @@ func TestTheKEPsNodeRegistersTheDriver(t *testing.T) {
 	socket := filepath.Join(filepath.Dir(s.driver.Socket), s.driver.Name+"-reg.sock")
 	conn := must(grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
-	info := await(t, "the registrar", "it answers", func(ctx context.Context) (*registration.PluginInfo, error) {
+	info := awaitObject(t, "the registrar", "it answers", func(ctx context.Context) (*registration.PluginInfo, error) {
 		return registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
 	}, func(*registration.PluginInfo) bool { return true })
 	if info.GetType() != registration.CSIPlugin || info.GetName() != s.driver.Name || info.GetEndpoint() != endpoint ||

@@ -12,12 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 )
-
-// patience is how long anything may take. It is there so that a test which hangs ends.
-const patience = 90 * time.Second
 
 // world is the state that all tests share.
 var world struct {
@@ -95,7 +93,7 @@ var everything = shared{setup: setup{
 // use returns the process for a test.
 func (s *shared) use(t *testing.T) *sidecars {
 	t.Helper()
-	s.once.Do(func() { s.sidecars, s.err = start(s.setup) })
+	s.once.Do(func() { s.sidecars, s.err = start(await.Context(t), s.setup) })
 	if s.err != nil {
 		t.Fatal(s.err)
 	}

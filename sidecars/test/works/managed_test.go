@@ -62,7 +62,7 @@ func (l *lab) deletingContent(snapshot *snapshotv1.VolumeSnapshot, content *snap
 		metav1.DeleteOptions{}); err != nil {
 		l.Fatal(err)
 	}
-	marked := await(l.T, "the content", "it is being deleted",
+	marked := awaitObject(l.T, "the content", "it is being deleted",
 		func(ctx context.Context) (*snapshotv1.VolumeSnapshotContent, error) {
 			return contents.Get(ctx, content.Name, metav1.GetOptions{})
 		}, func(c *snapshotv1.VolumeSnapshotContent) bool {

@@ -321,7 +321,7 @@ func TestThePrintedDaemonSetRegistersTheDriver(t *testing.T) {
 	conn := must(grpc.NewClient("unix://"+filepath.Join(filepath.Dir(s.driver.Socket), s.driver.Name+"-reg.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
-	info := await(t, "the registrar", "it answers", func(ctx context.Context) (*registration.PluginInfo, error) {
+	info := awaitObject(t, "the registrar", "it answers", func(ctx context.Context) (*registration.PluginInfo, error) {
 		return registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
 	}, func(*registration.PluginInfo) bool { return true })
 	if want := hosts["/csi"] + "/csi.sock"; info.GetEndpoint() != want ||

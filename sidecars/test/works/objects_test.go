@@ -115,13 +115,13 @@ func (l *lab) volume(name string) *corev1.PersistentVolume {
 // awaitClaim waits until a claim is as it should be, and returns it.
 func (l *lab) awaitClaim(name, what string, is func(*corev1.PersistentVolumeClaim) bool) *corev1.PersistentVolumeClaim {
 	l.Helper()
-	return await(l.T, "claim "+name, what, func(ctx context.Context) (*corev1.PersistentVolumeClaim, error) {
+	return awaitObject(l.T, "claim "+name, what, func(ctx context.Context) (*corev1.PersistentVolumeClaim, error) {
 		return world.Kube.CoreV1().PersistentVolumeClaims(l.name).Get(ctx, name, metav1.GetOptions{})
 	}, is)
 }
 
-// await gets an object until it is as it should be.
-func await[O any](t *testing.T, name, what string, get func(context.Context) (O, error), is func(O) bool) O {
+// awaitObject gets an object until it is as it should be.
+func awaitObject[O any](t *testing.T, name, what string, get func(context.Context) (O, error), is func(O) bool) O {
 	t.Helper()
 	var o O
 	until(t, name+": "+what, func(ctx context.Context) (err error) {

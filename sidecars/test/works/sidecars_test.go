@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
@@ -51,9 +52,7 @@ const node = "node-1"
 
 // start starts a driver, and csi-sidecars beside it with the rights of a service account of its
 // own. Every process panics if a function writes to an object of an informer.
-func start(o setup) (*sidecars, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+func start(ctx context.Context, o setup) (*sidecars, error) {
 	dir := filepath.Join(world.dir, o.name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
@@ -183,7 +182,7 @@ func (s *sidecars) stop() error {
 // launch starts a process for a test; the process must end without an error at the end of the test.
 func launch(t *testing.T, o setup) *sidecars {
 	t.Helper()
-	s, err := start(o)
+	s, err := start(await.Context(t), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,13 +223,15 @@ func (s *sidecars) get(t *testing.T, path string) (code int, body string) {
 	return code, body
 }
 
-// until waits until something is so.
-func until(t *testing.T, what string, try func(context.Context) error) {
+// until waits for an event. It fails at once when a process of csi-sidecars has died.
+func until(t *testing.T, event string, try func(context.Context) error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	defer context.AfterFunc(world.alive, cancel)()
-	if err := rig.Until(ctx, try); err != nil {
-		t.Fatalf("waiting until %s: %v", what, errors.Join(context.Cause(world.alive), err))
-	}
+	ctx := await.Context(t)
+	await.NoError(t, event, func() error {
+		err := try(ctx)
+		if err != nil && world.alive.Err() != nil {
+			t.Fatalf("waiting until %s: %v", event, errors.Join(context.Cause(world.alive), err))
+		}
+		return err
+	})
 }

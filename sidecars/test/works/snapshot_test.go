@@ -108,7 +108,7 @@ func (l *lab) snapshot(name, claim string) (*snapshotv1.VolumeSnapshot, *snapsho
 		Spec: snapshotv1.VolumeSnapshotSpec{VolumeSnapshotClassName: &l.name,
 			Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &claim}},
 	}, created))(l)
-	s := await(l.T, "the snapshot", "it is ready", func(ctx context.Context) (*snapshotv1.VolumeSnapshot, error) {
+	s := awaitObject(l.T, "the snapshot", "it is ready", func(ctx context.Context) (*snapshotv1.VolumeSnapshot, error) {
 		return v1.VolumeSnapshots(l.name).Get(ctx, name, metav1.GetOptions{})
 	}, func(s *snapshotv1.VolumeSnapshot) bool { return s.Status != nil && isTrue(s.Status.ReadyToUse) })
 	return s, must(v1.VolumeSnapshotContents().Get(l.Context(), *s.Status.BoundVolumeSnapshotContentName,
@@ -131,7 +131,7 @@ func (l *lab) group(name string) (*groupv1.VolumeGroupSnapshot, *groupv1.VolumeG
 			Source: groupv1.VolumeGroupSnapshotSource{
 				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": l.name}}}},
 	}, created))(l)
-	g := await(l.T, "the group", "it is ready", func(ctx context.Context) (*groupv1.VolumeGroupSnapshot, error) {
+	g := awaitObject(l.T, "the group", "it is ready", func(ctx context.Context) (*groupv1.VolumeGroupSnapshot, error) {
 		return v1.VolumeGroupSnapshots(l.name).Get(ctx, name, metav1.GetOptions{})
 	}, func(g *groupv1.VolumeGroupSnapshot) bool { return g.Status != nil && isTrue(g.Status.ReadyToUse) })
 	return g, must(v1.VolumeGroupSnapshotContents().Get(l.Context(), *g.Status.BoundVolumeGroupSnapshotContentName,
@@ -141,7 +141,7 @@ func (l *lab) group(name string) (*groupv1.VolumeGroupSnapshot, *groupv1.VolumeG
 // checkMember waits until a snapshot of a group is ready, and holds it against the group.
 func (l *lab) checkMember(m *snapshotv1.VolumeSnapshot, group *groupv1.VolumeGroupSnapshot) {
 	l.Helper()
-	m = await(l.T, "member "+m.Name, "it is ready", func(ctx context.Context) (*snapshotv1.VolumeSnapshot, error) {
+	m = awaitObject(l.T, "member "+m.Name, "it is ready", func(ctx context.Context) (*snapshotv1.VolumeSnapshot, error) {
 		return world.Snapshots.SnapshotV1().VolumeSnapshots(l.name).Get(ctx, m.Name, metav1.GetOptions{})
 	}, func(s *snapshotv1.VolumeSnapshot) bool { return s.Status != nil && isTrue(s.Status.ReadyToUse) })
 	if of := m.Status.VolumeGroupSnapshotName; of == nil || *of != group.Name {
@@ -162,7 +162,7 @@ func (l *lab) removeGroup(group *groupv1.VolumeGroupSnapshot, content *groupv1.V
 	awaitGone(l.T, "the group", func(ctx context.Context) (*groupv1.VolumeGroupSnapshot, error) {
 		return v1.VolumeGroupSnapshots(l.name).Get(ctx, group.Name, metav1.GetOptions{})
 	})
-	await(l.T, "the members", "they are gone", func(ctx context.Context) (*snapshotv1.VolumeSnapshotList, error) {
+	awaitObject(l.T, "the members", "they are gone", func(ctx context.Context) (*snapshotv1.VolumeSnapshotList, error) {
 		return world.Snapshots.SnapshotV1().VolumeSnapshots(l.name).List(ctx, metav1.ListOptions{})
 	}, func(all *snapshotv1.VolumeSnapshotList) bool { return len(all.Items) == 0 })
 }
