@@ -37,17 +37,21 @@ func (n name) String() string { return string(n) }
 // faults are those of all processes of a schedule. The clocks of a schedule with an even seed stop
 // with their process, at times.
 func faults(seed uint64) sharesim.Faults {
-	f := sharesim.Faults{Latency: 40 * time.Millisecond, Stall: 1.0 / 50, StallLimit: 40 * time.Second,
-		Limits: []time.Duration{Life / 3, Life}, Lose: 1.0 / 200, Repeat: 1.0 / 50, Stop: 1.0 / 200, StopLimit: 60 * time.Second, Die: 1.0 / 1000}
+	f := sharesim.Faults{Latency: 40 * time.Millisecond, Stall: 1.0 / 100, StallLimit: 40 * time.Second,
+		Limits: []time.Duration{Life / 3, Life}, Lose: 1.0 / 400, Repeat: 1.0 / 50, Stop: 1.0 / 400, StopLimit: 60 * time.Second, Die: 1.0 / 1500}
 	if seed%2 == 0 {
 		f.Freeze = 0.5
 	}
 	return f
 }
 
+// scheduleLimit is the time after which the processes of a schedule make no further claim.
+const scheduleLimit = 6 * time.Minute
+
 // schedule is a run of eight processes that change the same object.
 type schedule struct {
 	seed    uint64
+	begin   time.Time
 	server  *sharesim.Server
 	variant func(Share) Share // nil: the product
 
@@ -70,7 +74,7 @@ type holder struct {
 // run runs the schedule in the bubble of t.
 func (s *schedule) run() {
 	s.server = sharesim.NewServer(workDir)
-	s.claims = map[*Claim]*sharesim.Process{}
+	s.claims, s.begin = map[*Claim]*sharesim.Process{}, time.Now()
 	s.server.Changed = func(string) { s.observe() }
 	if *traceFlag {
 		s.server.Trace = func(line string) { s.log(line) }
@@ -187,11 +191,11 @@ func (s *schedule) work(p *sharesim.Process) {
 	if s.variant != nil {
 		d.Share = s.variant(p)
 	}
-	for round := 0; round < 2 && p.Err() == nil; {
+	for round := 0; round < 2 && p.Err() == nil && time.Since(s.begin) < scheduleLimit; {
 		began := time.Now()
-		c, err := d.Claim(p, object, name(object), "")
-		if err != nil {
-			s.pause(p, 20*time.Second)
+		c, err := s.claim(p, d)
+		if c == nil || err != nil {
+			s.pause(p, 8*time.Second)
 			continue
 		}
 		round++
@@ -212,6 +216,14 @@ func (s *schedule) work(p *sharesim.Process) {
 		}
 		s.pause(p, 5*time.Second)
 	}
+}
+
+// claim claims the object, at times with the patience of a call.
+func (s *schedule) claim(p *sharesim.Process, d *Dir) (*Claim, error) {
+	if p.Int64N(8) == 0 {
+		return d.Claim(p, object, name(object), "")
+	}
+	return d.TryClaim(p, object, "")
 }
 
 // change is a change of the object under a claim.
