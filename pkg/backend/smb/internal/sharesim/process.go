@@ -63,6 +63,7 @@ type Process struct {
 	stopped  time.Time     // when the last stop began
 	resumed  time.Time     // its end
 	wake     chan struct{} // closed at an earlier end; nil before the first stop
+	waiting  time.Duration // of the goroutines that have waited for the end
 	freezes  bool          // the clock stands still between the two
 	behind   time.Duration // of the clock, because of the stops before
 	hasFroze bool
@@ -175,7 +176,7 @@ func (p *Process) Stop(d time.Duration, freeze bool) {
 		p.behind += p.resumed.Sub(p.stopped)
 	}
 	p.stopped, p.freezes = time.Now(), freeze
-	p.resumed, p.wake = p.stopped.Add(d), make(chan struct{})
+	p.resumed, p.wake, p.waiting = p.stopped.Add(d), make(chan struct{}), 0
 	p.hasFroze = p.hasFroze || freeze
 }
 
@@ -196,11 +197,16 @@ func (p *Process) HasFrozen() bool {
 	return p.hasFroze
 }
 
-// wait waits until the process is not stopped.
+// wait waits until the process is not stopped. Its goroutines continue one after the other, so that
+// a seed decides their order.
 func (p *Process) wait() {
 	for p.Err() == nil {
 		p.mu.Lock()
 		left, wake := time.Until(p.resumed), p.wake
+		if left > 0 {
+			p.waiting += time.Microsecond
+			left += p.waiting
+		}
 		p.mu.Unlock()
 		if left <= 0 {
 			return
