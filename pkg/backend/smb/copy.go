@@ -200,13 +200,13 @@ func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c 
 
 // makeCopy makes v with the content of c. The caller has claimed v.
 func (s *store) makeCopy(ctx context.Context, v, old *volume, o backend.CreateOptions, c *copying) error {
-	return s.reading(ctx, c.source, v.object, func(ctx context.Context) error {
+	return s.whileReading(ctx, c.source, v.object, func(ctx context.Context) error {
 		src, err := s.copySource(ctx, c.from) // from now on the source cannot be deleted
 		if err == nil {
 			v.Size, err = sizeOf(o, src.size)
 		}
 		if err != nil {
-			if old != nil && leavesNothing(err) {
+			if old != nil && isFinal(err) {
 				if e := s.rollBack(ctx, old); e != nil {
 					return fmt.Errorf("%w: %w, and an earlier attempt could not be removed: %w",
 						backend.ErrUnavailable, err, e)
@@ -236,7 +236,7 @@ func (s *store) makeCopy(ctx context.Context, v, old *volume, o backend.CreateOp
 			v.State = ready
 			err = s.replace(ctx, volumesDir, volumeFormat, v.object, v)
 		}
-		if err != nil && leavesNothing(err) {
+		if err != nil && isFinal(err) {
 			if e := s.rollBack(ctx, v); e != nil {
 				return fmt.Errorf("%w: %w, and the copy could not be removed: %w", backend.ErrUnavailable, err, e)
 			}

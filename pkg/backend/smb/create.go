@@ -102,7 +102,7 @@ func checkAccess(a backend.Access) error {
 // directory may be ours. The marker stays if it is unknown whether the directory was made.
 func (c *claim) makeSimple(v *volume) (err error) {
 	existed := false // before any attempt to make v
-	defer func() { c.keep = err != nil && !leavesNothing(err) && !existed }()
+	defer func() { c.Keep = err != nil && !isFinal(err) && !existed }()
 	if c.began != "" && c.began != v.SubDir { // of a request with another directory
 		if err := c.dropUnrecorded(v.object); err != nil {
 			return err
@@ -122,7 +122,7 @@ func (c *claim) makeSimple(v *volume) (err error) {
 		if err != nil {
 			return err
 		}
-		ours, err := c.isOurs(c.ctx, v, e, c.files[0])
+		ours, err := c.isOurs(c.ctx, v, e, c.Head())
 		if err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func (c *claim) makeSimple(v *volume) (err error) {
 	}
 	v.State = ready
 	err = c.create(c.ctx, volumesDir, volumeFormat, v.object, v)
-	if err != nil && leavesNothing(err) {
+	if err != nil && isFinal(err) {
 		if e := c.share.Remove(c.ctx, dir); e != nil {
 			return fmt.Errorf("%w: %w, and the directory could not be removed: %w", backend.ErrUnavailable, err, e)
 		}
@@ -166,14 +166,14 @@ func (s *store) makeEmpty(ctx context.Context, v, old *volume) error {
 	if err == nil {
 		v.State = ready
 		err = s.replace(ctx, volumesDir, volumeFormat, v.object, v)
-		if err != nil && leavesNothing(err) {
+		if err != nil && isFinal(err) {
 			if e := s.rollBack(ctx, v); e != nil {
 				return fmt.Errorf("%w: %w, and the directory could not be removed: %w", backend.ErrUnavailable, err, e)
 			}
 		}
 		return err
 	}
-	if leavesNothing(err) {
+	if isFinal(err) {
 		_, e := s.unfinished(ctx, v)
 		if e == nil {
 			e = s.remove(ctx, s.recordPath(volumesDir, v.key))
@@ -185,9 +185,9 @@ func (s *store) makeEmpty(ctx context.Context, v, old *volume) error {
 	return err
 }
 
-// leavesNothing reports whether a call that fails with err must leave nothing behind: the caller
-// does not repeat it.
-func leavesNothing(err error) bool {
+// isFinal reports whether the caller does not repeat a call that fails with err: the call must leave
+// nothing behind.
+func isFinal(err error) bool {
 	return !errors.Is(err, backend.ErrBusy) && !errors.Is(err, backend.ErrUnavailable) &&
 		!errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }

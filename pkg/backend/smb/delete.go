@@ -13,6 +13,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/lease"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -56,7 +57,7 @@ func (c *claim) deleteVolume(o object) error {
 		return s.remove(ctx, s.recordPath(volumesDir, o.key))
 	case errors.Is(err, backend.ErrNotFound):
 		err = c.dropUnrecorded(o)
-		c.keep = err != nil
+		c.Keep = err != nil
 		return err
 	case err != nil:
 		return err
@@ -117,7 +118,7 @@ func (c *claim) dropUnrecorded(o object) error {
 	if err != nil {
 		return ignore(err, fs.ErrNotExist)
 	}
-	ours, err := c.isOurs(c.ctx, v, dir, c.files[0])
+	ours, err := c.isOurs(c.ctx, v, dir, c.Head())
 	if err == nil && ours {
 		err = c.share.Remove(c.ctx, c.path(v.SubDir))
 	}
@@ -165,7 +166,7 @@ func (c *claim) deleteAtOnce(v *volume, copied bool) (done bool, err error) {
 			err = c.forgetCopies(c.ctx, v.object)
 		}
 	}
-	c.keep = err != nil && !leavesNothing(err)
+	c.Keep = err != nil && !isFinal(err)
 	return err == nil, err
 }
 
@@ -191,7 +192,7 @@ func (c *claim) isGone(v *volume) (bool, error) {
 		return true, nil
 	case err != nil:
 		return false, err
-	case len(c.files) > 1: // an earlier process may have removed the directory
+	case c.Succeeds(): // an earlier process may have removed the directory
 		return false, fmt.Errorf("%w: %s is newer than the record of its volume: move the directory away if it is "+
 			"not the volume's", backend.ErrPrecondition, c.where(v))
 	}
@@ -222,7 +223,7 @@ func (v *volume) target() string {
 		if len(name) > maxArchiveName {
 			name = v.key
 		}
-		return fmt.Sprintf("archived-%s-%s-%s", name, time.Now().UTC().Format("20060102T150405Z"), random())
+		return fmt.Sprintf("archived-%s-%s-%s", name, time.Now().UTC().Format("20060102T150405Z"), lease.Random())
 	}
 	return trashPath(v.key)
 }
@@ -233,7 +234,7 @@ const maxArchiveName = 150
 
 // trashPath returns a unique path in the trash, in the store.
 func trashPath(key string) string {
-	return strings.Join([]string{metaDir, trashDir, key + "-" + random()}, "/")
+	return strings.Join([]string{metaDir, trashDir, key + "-" + lease.Random()}, "/")
 }
 
 // finishDelete removes the directory of a volume in the state deleting, if it is empty, or moves
@@ -286,7 +287,7 @@ func (s *store) moveOrRemove(ctx context.Context, v *volume) error {
 // forgetCopies removes the directory of the markers of copies of an object that is deleted.
 func (s *store) forgetCopies(ctx context.Context, o object) error {
 	// Not empty: of a process that has ended.
-	return ignore(s.share.Remove(ctx, s.meta(workDir, readersOf(o))), client.ErrNotEmpty)
+	return ignore(s.share.Remove(ctx, s.meta(workDir, lease.ReadersDir(o.key))), client.ErrNotEmpty)
 }
 
 // move moves a directory of the store, if it exists.
@@ -297,7 +298,7 @@ func (s *store) move(ctx context.Context, from, to string) error {
 	if err := s.confirm(ctx); err != nil {
 		return err
 	}
-	err := retry(ctx, func() error { return s.share.Rename(ctx, s.path(from), s.path(to)) })
+	err := client.Retry(ctx, func() error { return s.share.Rename(ctx, s.path(from), s.path(to)) })
 	switch {
 	case errors.Is(err, client.ErrShared):
 		return fmt.Errorf("%w: another client has files of %s open: %s", backend.ErrInUse, s.path(from), err.Error())
@@ -408,7 +409,7 @@ func (s *store) removeTrash(ctx context.Context, name string) error {
 // sweep removes entries in the directory of markers that have not changed for long, by the clock of
 // the server: another file of the directory shows it.
 func (s *store) sweep(ctx context.Context) error {
-	entries, newest, err := s.markers(ctx, "")
+	entries, newest, err := s.listMarkers(ctx, "")
 	if err != nil {
 		return err
 	}
@@ -435,8 +436,8 @@ func (s *store) sweep(ctx context.Context) error {
 	return nil
 }
 
-// markers lists the entries of a directory in that of markers, with the time of the newest.
-func (s *store) markers(ctx context.Context, dir string) (entries []client.Entry, newest time.Time, err error) {
+// listMarkers lists the entries of a directory in that of markers, with the time of the newest.
+func (s *store) listMarkers(ctx context.Context, dir string) (entries []client.Entry, newest time.Time, err error) {
 	err = s.share.List(ctx, s.meta(workDir, dir), func(e client.Entry) error {
 		entries = append(entries, e)
 		if e.Modified.After(newest) {
@@ -453,29 +454,39 @@ func (s *store) sweepMarker(ctx context.Context, name string) error {
 	if s.hasRecord(ctx, name) {
 		return nil
 	}
-	c, err := s.tryClaim(ctx, name, "")
-	if c == nil {
+	l, err := s.markers().TryClaim(ctx, name, "")
+	if l == nil {
 		return err
 	}
-	defer c.release(ctx)
-	if s.hasRecord(c.ctx, name) {
+	defer l.Release(ctx)
+	if s.hasRecord(l.Context(), name) {
 		return nil
 	}
-	return c.dropUnrecorded(object{name, s.source})
+	return s.newClaim(l).dropUnrecorded(object{name, s.source})
 }
 
 // sweepCopies removes the old markers of copies of an object, and their directory if it is empty.
 // The directory does not change when a marker in it is written.
 func (s *store) sweepCopies(ctx context.Context, name string, newest time.Time) error {
-	entries, _, err := s.markers(ctx, name)
+	entries, _, err := s.listMarkers(ctx, name)
 	if err != nil {
 		return ignore(err, fs.ErrNotExist)
 	}
+	names := map[string]bool{}
 	for _, e := range entries {
-		if newest.Sub(e.Modified) > s.markerAge {
-			if err := s.remove(ctx, s.meta(workDir, name, e.Name)); err != nil {
-				return err
-			}
+		names[e.Name] = true
+	}
+	for _, e := range entries {
+		head, _, succeeds := strings.Cut(e.Name, "~")
+		switch {
+		case newest.Sub(e.Modified) <= s.markerAge, succeeds && names[head]: // see sweep
+		case succeeds:
+			err = s.remove(ctx, s.meta(workDir, name, e.Name))
+		default:
+			err = s.markers().Drop(ctx, name+"/"+e.Name)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return ignore(s.share.Remove(ctx, s.meta(workDir, name)), client.ErrNotEmpty)

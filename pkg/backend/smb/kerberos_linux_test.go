@@ -122,7 +122,7 @@ func TestKerberos(t *testing.T) {
 func (w *world) keepsTickets(realm *smbtest.Realm, first, second, strangers string) {
 	w.Helper()
 	caches := w.TempDir()
-	node, err := open(Config{Krb5Conf: realm.Conf, Krb5Caches: caches}, markerLife)
+	node, err := New(Config{Krb5Conf: realm.Conf, Krb5Caches: caches})
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if slices.Contains(a.Options, kerberosOption) && !login.Kerberos() {
 		return b.mountOf(source, a.Context, a, login)
 	}
-	share, err := b.pool.Open(ctx, source, login, client.Calls)
+	share, err := b.openShare(ctx, source, login, client.Calls)
 	if err != nil {
 		return mounter.Mount{}, err
 	}
@@ -132,9 +132,9 @@ func (s *store) verify(ctx context.Context, v *volume, subDir string) error {
 	e, err := s.share.Stat(ctx, path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%w: there is no directory %q on %s", backend.ErrPrecondition, path, s.share.Source)
+		return fmt.Errorf("%w: there is no directory %q on %s", backend.ErrPrecondition, path, s.shareName())
 	case err == nil && !e.Dir:
-		return fmt.Errorf("%w: %q on %s is not a directory", backend.ErrPrecondition, path, s.share.Source)
+		return fmt.Errorf("%w: %q on %s is not a directory", backend.ErrPrecondition, path, s.shareName())
 	case err != nil || v == nil || v.Shared:
 		return err
 	}

@@ -13,11 +13,12 @@ import (
 const (
 	probeLimit = 2 * time.Second  // of a probe of a server
 	probeKept  = 10 * time.Second // for which its result is used
+	maxServers = 10000            // whose probes a process remembers
 )
 
 // prober asks servers whether they answer, each at most once at a time.
 type prober struct {
-	ask func(ctx context.Context, source mounter.ShareSource) error
+	answers func(ctx context.Context, source mounter.ShareSource) error
 
 	mu      sync.Mutex
 	servers map[string]*probe
@@ -59,7 +60,7 @@ func (p *prober) probe(ctx context.Context, source mounter.ShareSource) error {
 	last := p.servers[server]
 	if last == nil || (!last.ended.IsZero() && time.Since(last.ended) > probeKept) {
 		last = &probe{done: make(chan struct{})}
-		if p.servers == nil || len(p.servers) > maxSeen {
+		if p.servers == nil || len(p.servers) > maxServers {
 			p.servers = map[string]*probe{}
 		}
 		p.servers[server] = last
@@ -77,7 +78,7 @@ func (p *prober) probe(ctx context.Context, source mounter.ShareSource) error {
 func (p *prober) run(current *probe, source mounter.ShareSource) {
 	ctx, cancel := context.WithTimeout(context.Background(), probeLimit)
 	defer cancel()
-	err := p.ask(ctx, source)
+	err := p.answers(ctx, source)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	current.err, current.ended = err, time.Now()

@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/lease"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -142,7 +143,7 @@ func (s *store) readSnapshot(ctx context.Context, o object) (*snapshot, error) {
 
 func (s *store) read(ctx context.Context, dir string, f record.Format, o object, into any) error {
 	var content []byte
-	err := retry(ctx, func() (err error) {
+	err := client.Retry(ctx, func() (err error) {
 		content, err = s.share.Read(ctx, s.recordPath(dir, o.key), maxRecord)
 		return err
 	})
@@ -203,11 +204,11 @@ func (s *store) replace(ctx context.Context, dir string, f record.Format, o obje
 	if err != nil {
 		return err
 	}
-	temporary := s.meta(workDir, o.key+"."+random())
+	temporary := s.meta(workDir, o.key+"."+lease.Random())
 	if err := s.share.Create(ctx, temporary, content); err != nil {
 		return err
 	}
-	err = retry(ctx, func() error {
+	err = client.Retry(ctx, func() error {
 		err := s.share.Rename(ctx, temporary, s.recordPath(dir, o.key))
 		if errors.Is(err, backend.ErrDenied) { // the status of a target that a reader has open
 			err = fmt.Errorf("%w: %w", client.ErrShared, err)
@@ -222,7 +223,7 @@ func (s *store) replace(ctx context.Context, dir string, f record.Format, o obje
 
 // remove removes a file of the store.
 func (s *store) remove(ctx context.Context, path string) error {
-	return retry(ctx, func() error { return s.share.Remove(ctx, path) })
+	return client.Retry(ctx, func() error { return s.share.Remove(ctx, path) })
 }
 
 // keys lists the keys of all records in a directory, sorted, with the time and size of each file.

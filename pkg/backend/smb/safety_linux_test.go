@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,82 +14,6 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
-
-// TestAProcessIsStoppedWithItsClocks: the machine of a process is stopped, and so are its clocks.
-// The process continues without noticing, while the next process has finished the call.
-func TestAProcessIsStoppedWithItsClocks(t *testing.T) {
-	server := smbtest.Serve(t)
-	for name, row := range interrupted {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for step := 1; ; step += stride(9) {
-				if interrupt(t, server, step, row.prepare, row.call, row.check, stoppedWithClocks) {
-					return
-				}
-			}
-		})
-	}
-}
-
-// TestAStoppedDeleteLeavesTheNextVolume: a process is stopped, with its clocks, while it deletes a
-// volume. Meanwhile another process deletes the volume, and creates another with the same
-// directory. Nothing can stop the request that the process sends first. So the move of the
-// directory is not stopped after the server has confirmed the right to it, and a removal is not the
-// first request. The steps are those of the call and of the task that empties the trash.
-func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
-	server := smbtest.Serve(t)
-	for step, done := 0, false; !done; step += stride(5) {
-		w := newWorld(t, server, smbtest.Share)
-		w.oneAtATime()
-		second := w.open()
-		id, err := old(w, second)
-		if err := errors.Join(err, os.WriteFile(w.path("x", "data"), []byte("old"), 0o666)); err != nil {
-			t.Fatal(err)
-		}
-		paused := make(chan struct{})
-		resume := sync.OnceFunc(func() { close(paused) })
-		defer resume() // or the end of the test waits for the first process
-		w.life = time.Hour
-		first, m := w.openMortal(step, paused)
-		var confirmed atomic.Bool
-		first.pool.Before = func(op, path string) error {
-			switch {
-			case strings.HasPrefix(op, "move") && strings.HasSuffix(path, "/x") && confirmed.Load(),
-				op == "remove" && m.steps.Load() == 0:
-				return nil
-			}
-			err := m.step(op, path)
-			if op == "read" && strings.Contains(path, "/"+workDir+"/") {
-				confirmed.Store(true)
-			}
-			return err
-		}
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			first.Delete(context.Background(), id, nil)
-		}()
-		select {
-		case <-ended:
-			done = true
-		case <-m.dead:
-		}
-		deleteUntil(t, second, id)
-		v, err := until(t, func() (backend.Volume, error) {
-			return second.Create(context.Background(), w.request("new", subDirKey, "x"))
-		})
-		if err := errors.Join(err, os.WriteFile(w.path("x", "data"), []byte("precious"), 0o666)); err != nil {
-			t.Fatal(err)
-		}
-		resume()
-		<-ended
-		w.holds("precious", "x", "data")
-		if _, err := second.Get(context.Background(), v.ID, nil); err != nil || t.Failed() {
-			t.Fatalf("stopped at step %d: %v", step, err)
-		}
-		first.Close()
-	}
-}
 
 // TestADirectoryThatAPersonHasReplaced: a person removes the directory of a volume, and another
 // volume is created with the same subDir. The first volume can neither be mounted nor delete the
@@ -248,69 +170,6 @@ func TestTheFirstVolumesOfASource(t *testing.T) {
 	}
 }
 
-// TestACopyWithoutItsSourceLeavesNothing: a copy is interrupted at each step, and its source is
-// deleted. The repeated call fails for good, and leaves nothing.
-func TestACopyWithoutItsSourceLeavesNothing(t *testing.T) {
-	server := smbtest.Serve(t)
-	for name, call := range map[string]func(w *world, b *Backend, id string) error{
-		"Clone": func(w *world, b *Backend, id string) error {
-			_, err := b.Clone(context.Background(), id, w.request("copy"))
-			return err
-		},
-		"Clone that has become too small": func(w *world, b *Backend, id string) error {
-			o := w.request("copy")
-			o.Limit = o.Required
-			_, err := b.Clone(context.Background(), id, o)
-			return err
-		},
-		"Snapshot": func(w *world, b *Backend, id string) error {
-			_, err := b.Snapshot(context.Background(), backend.SnapshotOptions{Name: "snap", Source: id})
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for step := 0; ; step += stride(9) {
-				w := newWorld(t, server, smbtest.Share)
-				w.oneAtATime()
-				second := w.open()
-				id, err := source(w, second)
-				if err != nil {
-					t.Fatal(err)
-				}
-				first, _ := w.openMortal(step, nil)
-				if err := call(w, first, id); err == nil {
-					return
-				}
-				first.Close()
-				want := backend.ErrNotFound
-				if strings.Contains(name, "small") {
-					want = backend.ErrOutOfRange
-					if _, err := until(t, func() (int64, error) {
-						size, _, err := second.Expand(context.Background(), id, backend.ExpandOptions{Required: 5 << 20})
-						return size, err
-					}); err != nil {
-						t.Fatal(err)
-					}
-				} else {
-					deleteUntil(t, second, id)
-				}
-				_, err = until(t, func() (struct{}, error) { return struct{}{}, call(w, second, id) })
-				if err == nil { // interrupted when the copy was complete
-					return
-				}
-				if !errors.Is(err, want) {
-					t.Fatalf("interrupted at step %d: the repeated call: %v, want %v", step, err, want)
-				}
-				if strings.Contains(name, "small") {
-					deleteUntil(t, second, id)
-				}
-				w.isEmptyExceptMarkers(second)
-			}
-		})
-	}
-}
-
 // TestAnotherProcessCopies: the source of a copy cannot be deleted while another process copies it.
 func TestAnotherProcessCopies(t *testing.T) {
 	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
@@ -367,70 +226,6 @@ func TestAnotherProcessCopies(t *testing.T) {
 	}
 	w.holds("precious", "clone", "dir", "data")
 	w.holds("precious", "restored", "dir", "data")
-}
-
-// TestADirectoryWithoutARecordIsRemoved: a process ends between the directory and its record. The
-// deletion of the volume removes the directory, and so does the sweep, if no call deletes the
-// volume.
-func TestADirectoryWithoutARecordIsRemoved(t *testing.T) {
-	for _, swept := range []bool{false, true} {
-		w := newWorld(t, smbtest.Serve(t), smbtest.Share)
-		w.oneAtATime()
-		first, second := w.open(), w.open()
-		first.pool.Before = func(op, path string) error {
-			if op == "create" && strings.Contains(path, volumesDir) {
-				return errLost
-			}
-			return nil
-		}
-		o := w.request("pvc-1")
-		if _, err := first.Create(context.Background(), o); !errors.Is(err, backend.ErrUnavailable) {
-			t.Fatalf("Create: %v", err)
-		}
-		if _, err := os.Stat(w.path("pvc-1")); err != nil {
-			t.Fatal(err)
-		}
-		if swept {
-			second.markerAge = -time.Hour
-		} else {
-			id, err := newObject('a', w.parsed(), o.Name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			deleteUntil(t, second, id.String())
-		}
-		w.isEmpty(second)
-	}
-}
-
-// TestTheTrashOfAFileThatStays: an entry of the trash that cannot be removed does not stop the
-// removal of old markers.
-func TestTheTrashOfAFileThatStays(t *testing.T) {
-	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
-	b := w.open()
-	w.create(b, w.claimed("pvc-1"))
-	w.endRounds(b)
-	b.markerAge = -time.Hour
-	stuck := w.path(metaDir, trashDir, "stuck")
-	marker := w.path(metaDir, workDir, "s.0123456789abcdef") // a record that was not written
-	if err := errors.Join(os.MkdirAll(filepath.Join(stuck, "dir", ".causeway..", "x"), 0o777),
-		os.WriteFile(marker, nil, 0o666), os.Chmod(marker, 0o666)); err != nil {
-		t.Fatal(err)
-	}
-	before := b.pool.Before
-	b.pool.Before = func(op, path string) error {
-		if op == "remove" && strings.Contains(path, "stuck") {
-			return fmt.Errorf("%w: the file stays", backend.ErrDenied)
-		}
-		return nil
-	}
-	if err := b.emptyTrashNow(context.Background(), w.parsed(), nil); !errors.Is(err, backend.ErrDenied) {
-		t.Errorf("the trash with a file that stays: %v, want ErrDenied", err)
-	}
-	b.pool.Before = before
-	if _, err := os.Stat(marker); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the old marker: %v", err)
-	}
 }
 
 // TestSharesWithoutCredentials: the health of a volume on a share that is not in the file of shares

@@ -22,7 +22,6 @@ package smb
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,6 +35,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/lease"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -68,17 +68,33 @@ type Config struct {
 
 	// Report is called with each error of a background task. nil: ignored.
 	Report func(err error)
+
+	process   *lease.Process // nil: a new one
+	openShare openShare      // nil: of servers
+}
+
+// openShare opens a share with a session. The caller calls Release.
+type openShare func(ctx context.Context, source mounter.ShareSource, login client.Login, use client.Use) (share, error)
+
+// share has the operations of client.Share that a store uses.
+type share interface {
+	lease.Share
+	Release()
+	Create(ctx context.Context, path string, content []byte) error
+	Rename(ctx context.Context, from, to string) error
+	RemoveTree(ctx context.Context, dir string) error
+	CopyTree(ctx context.Context, from, to string, p *client.Progress) error
+	Space(ctx context.Context, path string) (total, available int64, err error)
 }
 
 // Backend stores volumes on shares. It implements backend.Backend, Lister, Expander, Modifier,
 // Snapshotter, Cloner, HealthReporter, MetricsSource, Reacher and Grouper.
 type Backend struct {
-	cfg    Config
-	pool   *client.Pool
-	shares *shareList
-	owner  string        // identifies this process in markers
-	life   time.Duration // time after which a marker that does not change belongs to a process that has ended
-	lease  time.Duration // time after its last change in which a marker of this process is valid
+	cfg       Config
+	pool      *client.Pool
+	openShare openShare
+	shares    *shareList
+	process   *lease.Process
 	// markerAge is the time after which a marker that has not changed is removed. It is long: the
 	// repetition of a call reads the markers of the call.
 	markerAge time.Duration
@@ -90,7 +106,6 @@ type Backend struct {
 	tickets  sync.Mutex // held while a credential cache is replaced
 	mu       sync.Mutex
 	copies   map[string]*fair.Slots // by server: copies that wait for a server delay no other
-	seen     map[string]sighting    // markers of other processes, by path with the source
 	emptying map[string]bool        // sources whose trash is being emptied
 	stuck    map[string]int         // by source: entries of the trash that could not be removed
 	prepared map[string]bool        // sources whose store this process has seen
@@ -99,14 +114,8 @@ type Backend struct {
 // Limits of copies at the same time, for each server.
 var copyLimits = fair.Limits{Slots: 4, Tenant: 3, Kind: 4}
 
-// markerLife is the time after which a marker that does not change belongs to a process that has
-// ended. A process gives up its own marker long before.
-const markerLife = 30 * time.Second
-
 // New returns a Backend. Errors: those of the file of shares.
-func New(cfg Config) (*Backend, error) { return open(cfg, markerLife) }
-
-func open(cfg Config, life time.Duration) (*Backend, error) {
+func New(cfg Config) (*Backend, error) {
 	if cfg.Report == nil {
 		cfg.Report = func(error) {}
 	}
@@ -114,11 +123,16 @@ func open(cfg Config, life time.Duration) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{cfg: cfg, pool: client.NewPool(), shares: shares, owner: random(), life: life,
-		lease: life / 3, markerAge: 24 * time.Hour, jobs: jobs.New(),
-		copies: map[string]*fair.Slots{}, seen: map[string]sighting{}, emptying: map[string]bool{},
+	b := &Backend{cfg: cfg, pool: client.NewPool(), openShare: cfg.openShare, shares: shares, process: cfg.process,
+		markerAge: 24 * time.Hour, jobs: jobs.New(), copies: map[string]*fair.Slots{}, emptying: map[string]bool{},
 		stuck: map[string]int{}, prepared: map[string]bool{}}
-	b.probes.ask = client.Answers
+	if b.openShare == nil {
+		b.openShare = b.openOnServer
+	}
+	if b.process == nil {
+		b.process = lease.NewProcess(lease.Random(), nil)
+	}
+	b.probes.answers = client.Answers
 	b.jobs.Go(b.watch)
 	return b, nil
 }
@@ -142,16 +156,19 @@ func (b *Backend) startCopy(ctx context.Context, kind string, from object, tenan
 	return slots.Acquire(ctx, fair.Request{Kind: kind, Tenant: tenant, Volume: from.key})
 }
 
-func random() string {
-	var n [8]byte
-	rand.Read(n[:])
-	return hex.EncodeToString(n[:])
+func (b *Backend) openOnServer(ctx context.Context, source mounter.ShareSource, login client.Login,
+	use client.Use) (share, error) {
+	s, err := b.pool.Open(ctx, source, login, use)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // store is the directory of a share that a class names as its source, with a session.
 type store struct {
 	*Backend
-	share      *client.Share
+	share      share
 	login      client.Login
 	source     mounter.ShareSource
 	mayPrepare bool // the call may make the directories of the store
@@ -165,7 +182,7 @@ func (b *Backend) store(ctx context.Context, source mounter.ShareSource, secrets
 	if err != nil {
 		return nil, err
 	}
-	share, err := b.pool.Open(ctx, source, login, use)
+	share, err := b.openShare(ctx, source, login, use)
 	if err != nil {
 		return nil, err
 	}
@@ -173,6 +190,13 @@ func (b *Backend) store(ctx context.Context, source mounter.ShareSource, secrets
 }
 
 func (s *store) close() { s.share.Release() }
+
+// shareName returns the share of the source.
+func (s *store) shareName() mounter.ShareSource {
+	name := s.source
+	name.Path = ""
+	return name
+}
 
 // path returns the path on the share of a path in the store.
 func (s *store) path(elements ...string) string {
@@ -184,8 +208,8 @@ func (s *store) meta(elements ...string) string {
 	return s.path(append([]string{metaDir}, elements...)...)
 }
 
-// saw remembers that the store has its directories.
-func (s *store) saw() {
+// markPrepared remembers that the store has its directories.
+func (s *store) markPrepared() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prepared[fold(s.source.String())] = true
@@ -274,21 +298,6 @@ func (s *store) withReserve(ctx context.Context, deletion func() error) error {
 	}
 	return fmt.Errorf("%w: %s is full: delete files on the server, or wait until the trash is empty",
 		backend.ErrUnavailable, s.source)
-}
-
-// retry repeats an operation on a file that another process has open for a moment.
-func retry(ctx context.Context, operation func() error) error {
-	for i := 0; ; i++ {
-		err := operation()
-		if i == 20 || !errors.Is(err, client.ErrShared) {
-			return err
-		}
-		select {
-		case <-time.After(time.Duration(i) * 10 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // jobError gives an error of package jobs its class.

@@ -1,6 +1,7 @@
 package smb
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -8,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/lease"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
@@ -43,7 +46,7 @@ func TestMain(m *testing.M) {
 func newWorld(t testing.TB, s *smbtest.Server, share string) *world {
 	t.Helper()
 	w := &world{TB: t, Server: s, address: fmt.Sprint("127.0.0.1:", s.Port), user: s.User, password: s.Password,
-		krb5Conf: "/etc/krb5.conf", life: markerLife}
+		krb5Conf: "/etc/krb5.conf", life: lease.Life}
 	dir, err := os.MkdirTemp(filepath.Join(s.Dir, share), "w")
 	if err == nil {
 		err = os.Chmod(dir, 0o777)
@@ -59,7 +62,7 @@ func newWorld(t testing.TB, s *smbtest.Server, share string) *world {
 // newRemoteWorld makes a directory on a share of a server outside of the guest that runs the test.
 func newRemoteWorld(t testing.TB, r *smbtest.Remote, dir string) *world {
 	t.Helper()
-	w := &world{TB: t, address: r.Address, user: r.User, password: r.Password, life: markerLife,
+	w := &world{TB: t, address: r.Address, user: r.User, password: r.Password, life: lease.Life,
 		dir: smbtest.Share + "/" + dir}
 	if err := r.Do("mkdir/"+w.dir, ""); err != nil {
 		t.Fatal(err)
@@ -119,13 +122,12 @@ func (w *world) open() *Backend {
 // openOn is open on a node.
 func (w *world) openOn(images mounter.Images) *Backend {
 	w.Helper()
-	b, err := open(Config{Shares: w.shares, Krb5Conf: w.krb5Conf, Images: images,
-		Report: func(err error) { w.Log(err) }}, w.life)
+	process := lease.NewProcess("test", nil)
+	process.Life, process.Lease = w.life, cmp.Or(w.lease, w.life/3)
+	b, err := New(Config{Shares: w.shares, Krb5Conf: w.krb5Conf, Images: images, process: process,
+		Report: func(err error) { w.Log(err) }})
 	if err != nil {
 		w.Fatal(err)
-	}
-	if w.lease > 0 {
-		b.lease = w.lease
 	}
 	w.Cleanup(func() { b.Close() })
 	return b
@@ -136,18 +138,13 @@ func (w *world) openOn(images mounter.Images) *Backend {
 func (w *world) endRounds(b *Backend) {
 	w.Helper()
 	name := fold(w.parsed().String())
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	await.True(w, "the trash of the source is not being emptied", func() bool {
 		b.mu.Lock()
+		defer b.mu.Unlock()
 		runs := b.emptying[name]
 		b.emptying[name] = true
-		b.mu.Unlock()
-		if !runs {
-			return
-		}
-		if time.Now().After(deadline) {
-			w.Fatal("the trash is being emptied after a minute")
-		}
-	}
+		return !runs
+	})
 }
 
 // path returns the path on this machine of a path in the source.

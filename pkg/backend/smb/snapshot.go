@@ -92,7 +92,7 @@ func (s *store) takeSnapshot(ctx context.Context, n *snapshot, source object, jo
 		case !errors.Is(err, backend.ErrNotFound):
 			return err
 		}
-		return s.reading(ctx, source, n.object, func(ctx context.Context) error {
+		return s.whileReading(ctx, source, n.object, func(ctx context.Context) error {
 			return s.copySnapshot(ctx, n, source, job)
 		})
 	})
@@ -125,7 +125,7 @@ func (s *store) copySnapshot(ctx context.Context, n *snapshot, source object, jo
 		n.State = ready
 		err = s.replace(ctx, snapshotsDir, snapshotFormat, n.object, n)
 	}
-	if err != nil && leavesNothing(err) {
+	if err != nil && isFinal(err) {
 		if e := s.dropSnapshot(ctx, n); e != nil {
 			return fmt.Errorf("%w: %w, and the copy could not be removed: %w", backend.ErrUnavailable, err, e)
 		}

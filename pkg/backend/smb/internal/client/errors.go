@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"time"
 
 	smb2 "github.com/cloudsoda/go-smb2"
 
@@ -136,4 +137,19 @@ func breaks(err error) bool {
 func isStatus(err error, status uint32) bool {
 	var response *smb2.ResponseError
 	return errors.As(err, &response) && response.Code == status
+}
+
+// Retry repeats an operation on a file that another process has open for a moment.
+func Retry(ctx context.Context, operation func() error) error {
+	for i := 0; ; i++ {
+		err := operation()
+		if i == 20 || !errors.Is(err, ErrShared) {
+			return err
+		}
+		select {
+		case <-time.After(time.Duration(i) * 10 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }

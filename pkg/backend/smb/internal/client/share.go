@@ -85,8 +85,19 @@ type leaseKey struct{}
 // So the server changes a file by a late message only if that message follows an open of the file,
 // and the file has stayed open since. While a file is open for its removal, no other client can
 // read it. [MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.4.12.
+// Leases add up: an operation needs all leases of its context.
 func WithLease(ctx context.Context, valid func() bool) context.Context {
+	if outer, ok := ctx.Value(leaseKey{}).(func() bool); ok {
+		inner := valid
+		valid = func() bool { return outer() && inner() }
+	}
 	return context.WithValue(ctx, leaseKey{}, valid)
+}
+
+// LeaseOf returns the lease of a context, if any.
+func LeaseOf(ctx context.Context) (valid func() bool, ok bool) {
+	valid, ok = ctx.Value(leaseKey{}).(func() bool)
+	return valid, ok
 }
 
 // hook asks a hook of tests, whose error ends the connection of the session.
@@ -145,7 +156,7 @@ func (s *Share) begin(ctx context.Context, session *session, op, path string) er
 // request runs an operation on a session. ctx and the limit sever only this session.
 func (s *Share) request(ctx context.Context, session *session, op, path string, limit time.Duration,
 	operation func(requests context.Context) error) error {
-	valid, ok := ctx.Value(leaseKey{}).(func() bool)
+	valid, ok := LeaseOf(ctx)
 	if ok && !valid() {
 		return fmt.Errorf("%w: %s %q on %s: another process may have the right to it now", backend.ErrUnavailable, op,
 			path, s.Source)
