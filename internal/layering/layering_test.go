@@ -58,7 +58,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/regular":        {nil, logging},
 	"internal/smbtest":        {[]string{"github.com/cloudsoda/go-smb2", module + "internal/namespace"}, logging},
 	"internal/sized":          {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
-	"internal/testdisk":       {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
+	"internal/testdisk":       {[]string{"golang.org/x/sys", module + "internal/await", module + "internal/namespace"}, logging},
 	"internal/unprivileged":   {nil, logging},
 	"internal/winetest":       {nil, logging},
 	"pkg/volumeid":            {nil, append([]string{"os/exec"}, logging...)},

@@ -3,16 +3,17 @@ package testdisk
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
@@ -76,30 +77,27 @@ func (f Filesystem) Attach(t testing.TB, image, dir string) {
 	})
 }
 
-// detachTime is how long a loop device may keep its file after its last use here: a program that
-// looks at all loop devices, such as the driver of another test, may have it open.
-const detachTime = 20 * time.Second
-
-// unmount unmounts dir. unmount waits for loop devices that still hold files in dir.
-func unmount(t testing.TB, dir string) error {
+// unmount unmounts dir. unmount waits for loop devices that still hold files in dir: a program that
+// looks at all loop devices, such as the driver of another test, may have one open.
+func unmount(t testing.TB, dir string) (err error) {
 	t.Helper()
-	for deadline := time.Now().Add(detachTime); ; time.Sleep(time.Millisecond) {
+	await.True(t, "no loop device holds a file in "+dir, func() bool {
 		held := Loops(t, dir+"/")
-		err := unix.Unmount(dir, 0)
-		if !errors.Is(err, unix.EBUSY) || len(held) == 0 || time.Now().After(deadline) {
-			return err
-		}
-	}
+		err = unix.Unmount(dir, 0)
+		return !errors.Is(err, unix.EBUSY) || len(held) == 0
+	})
+	return err
 }
 
-// Detached makes sure that soon no loop device holds a file whose path starts with prefix.
+// Detached waits until no loop device holds a file whose path starts with prefix.
 func Detached(t testing.TB, prefix string) {
 	t.Helper()
-	for deadline := time.Now().Add(detachTime); len(Loops(t, prefix)) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("left: %v", Loops(t, prefix))
+	await.NoError(t, "no loop device holds a file", func() error {
+		if left := Loops(t, prefix); len(left) > 0 {
+			return fmt.Errorf("left: %v", left)
 		}
-	}
+		return nil
+	})
 }
 
 // Loops returns the loop devices, as /dev/loop0, that hold a file whose path starts with prefix.

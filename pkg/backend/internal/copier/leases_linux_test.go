@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // otherUser is the user of processes that play a tenant.
@@ -192,21 +194,15 @@ func TestProgressNamesTheEntry(t *testing.T) {
 		_, err := Tree(context.Background(), from, to, Options{Workers: 2, Progress: &p})
 		result <- err
 	}()
-	seen := false
-	for done := false; !done; {
-		select {
-		case err := <-result:
-			if !errors.Is(err, ErrLease) {
-				t.Errorf("Tree = %v, want ErrLease", err)
-			}
-			done = true
-		case <-time.After(time.Millisecond):
-			path, since := p.Oldest()
-			seen = seen || path == "sub/held0" && since.After(before) && since.Before(time.Now())
-		}
-	}
-	if !seen {
+	await.True(t, "the file is the entry with the oldest progress, or the copy has ended", func() bool {
+		path, since := p.Oldest()
+		return len(result) > 0 || path == "sub/held0" && since.After(before) && since.Before(time.Now())
+	})
+	if len(result) > 0 {
 		t.Error("the file was never the entry with the oldest progress")
+	}
+	if err := <-result; !errors.Is(err, ErrLease) {
+		t.Errorf("Tree = %v, want ErrLease", err)
 	}
 	if path, _ := p.Oldest(); path != "" {
 		t.Errorf("%q is being copied after the end", path)

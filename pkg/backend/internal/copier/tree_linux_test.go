@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // acl is an ACL with an entry for user 0, who is in every namespace: rwx, user 0 r-x, group r-x,
@@ -508,11 +510,12 @@ func leftNothing(t *testing.T, before, routines int) {
 	if now := descriptors(t, ""); now != before {
 		t.Fatalf("%d descriptors are open, %d before", now, before)
 	}
-	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d goroutines run, %d before", runtime.NumGoroutine(), routines)
+	await.NoError(t, "the goroutines of the copy have ended", func() error {
+		if now := runtime.NumGoroutine(); now > routines {
+			return fmt.Errorf("%d goroutines run, %d before", now, routines)
 		}
-	}
+		return nil
+	})
 }
 
 func TestTreeOnAFullDisk(t *testing.T) {

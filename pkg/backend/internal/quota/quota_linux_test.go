@@ -9,9 +9,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 const mib = 1 << 20
@@ -300,15 +301,16 @@ func discard(t *testing.T, f filesystem, root *os.File) {
 		}
 		must(t, os.RemoveAll(dir.Name()))
 		if f.want.Kind == Project {
-			q, err := getProject(root, mark.Project)
-			// xfs removes the usage with a delay
-			for deadline := time.Now().Add(10 * time.Second); err == nil && !q.empty() && time.Now().Before(deadline); {
-				time.Sleep(10 * time.Millisecond)
-				q, err = getProject(root, mark.Project)
-			}
-			if err != nil || !q.empty() {
-				t.Errorf("usage left in project %d: %+v, %v", mark.Project, q, err)
-			}
+			await.NoError(t, "no usage is left in the project", func() error { // xfs removes the usage with a delay
+				q, err := getProject(root, mark.Project)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !q.empty() {
+					return fmt.Errorf("usage left in project %d: %+v", mark.Project, q)
+				}
+				return nil
+			})
 			if want := candidate(dir.Name(), 0); mark.Project != want {
 				t.Errorf("in round %d the project is %d, want %d", round, mark.Project, want)
 			}
