@@ -39,9 +39,5 @@ func TestASCSIDiskIsRescanned(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	await(t, "the question ends", func() bool {
-		l.rescans.mu.Lock()
-		defer l.rescans.mu.Unlock()
-		return len(l.rescans.open) == 0
-	})
+	await(t, "the question ends", func() bool { return l.rescans.Len() == 0 })
 }
