@@ -373,5 +373,5 @@ func kernelMessages(fsys int) string {
 	if all.Len() == 0 {
 		return ""
 	}
-	return " (the kernel says" + strings.TrimPrefix(all.String(), ",") + ")"
+	return " (kernel log:" + strings.TrimPrefix(all.String(), ",") + ")"
 }

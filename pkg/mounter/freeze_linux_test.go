@@ -750,7 +750,7 @@ func TestNoTenantGrowsInAllHelpers(t *testing.T) {
 	l := b.Host.(*linux)
 	m := b.image("image", "ext4")
 	b.mount(m, b.path("staging"))
-	for i := range tenantGrow {
+	for i := range growSlots.Tenant {
 		leave, err := l.growths.Acquire(t.Context(), fair.Request{Kind: "grow", Tenant: "a", Volume: fmt.Sprint(i)})
 		if err != nil {
 			t.Fatal(err)

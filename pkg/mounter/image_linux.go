@@ -112,6 +112,12 @@ func (l *linux) checkExt4(ctx context.Context, m Mount, d disk) error {
 	return l.growOffline(ctx, d)
 }
 
+// Limits of the checks, and of the growths of mounted filesystems, at the same time.
+var (
+	checkSlots = fair.Limits{Slots: 8, Tenant: 4, Kind: 8}
+	growSlots  = fair.Limits{Slots: 32, Tenant: 4, Kind: 32}
+)
+
 func (l *linux) Checks() (all []Check) {
 	for _, e := range l.checks.Entries() {
 		all = append(all, Check{Image: e.Volume, Tenant: e.Tenant, Running: e.Running, Since: e.Since})
