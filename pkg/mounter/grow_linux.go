@@ -110,7 +110,7 @@ func (l *linux) growFilesystem(ctx context.Context, p pathHandle, m Mount, n int
 	}
 	dir := os.NewFile(uintptr(fd), p.path)
 	defer dir.Close()
-	return l.help(ctx, growLimit, growTask, m.FSType, disk{file: dev, image: b, path: m.Source, tenant: m.Tenant}, dir,
+	return l.helpWriter(ctx, growLimit, growTask, m.FSType, disk{file: dev, image: b, path: m.Source, tenant: m.Tenant}, dir,
 		dev)
 }
 
