@@ -180,7 +180,7 @@ func (l *linux) format(ctx context.Context, image *os.File, fsType string) error
 }
 
 // mountDisk attaches a file to a loop device and mounts the device node in the directory at p.
-func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p pathHandle) error {
+func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p pathHandle, _ attributeSet) error {
 	file, err := src.openImage()
 	if err != nil {
 		return err
@@ -389,7 +389,7 @@ func (l *linux) unmountStale(ctx context.Context, d pathHandle) error {
 
 // mountDevice bind mounts the node of a block device on the file at p. Read-only is a property of
 // the device, and so of all its targets.
-func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p pathHandle) error {
+func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p pathHandle, _ attributeSet) error {
 	if src.kind() != unix.S_IFBLK {
 		return fmt.Errorf("mount %s at %s: the source is not a block device", m.Source, p.path)
 	}

@@ -256,13 +256,13 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 	case Image:
 		return l.mountImage(ctx, m, src, p, attr)
 	case Disk:
-		return l.mountDisk(ctx, m, src, p)
+		return l.mountDisk(ctx, m, src, p, attr)
 	case Device:
-		return l.mountDevice(ctx, m, src, p)
+		return l.mountDevice(ctx, m, src, p, attr)
 	case BlockDevice:
 		return l.mountBlockDevice(ctx, m, src, p, attr)
 	}
-	return l.mountDirectory(m, src, p, attr)
+	return l.mountDirectory(ctx, m, src, p, attr)
 }
 
 // lockSource opens the source of m and takes the lock of its image. The source is the image itself,
@@ -347,7 +347,8 @@ func (l *linux) lockImage(ctx context.Context, at state, all ...*locks[backing])
 	return release, nil
 }
 
-func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attributeSet) error {
+// mountDirectory mounts a directory once more.
+func (l *linux) mountDirectory(_ context.Context, m Mount, src source, p pathHandle, attr attributeSet) error {
 	if src.kind() != unix.S_IFDIR {
 		return &fs.PathError{Op: "mount", Path: m.Source, Err: unix.ENOTDIR}
 	}
