@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // TestASCSIDiskIsRescanned: a file plays that of sysfs, or a pipe without a reader.
@@ -39,7 +41,7 @@ func TestASCSIDiskIsRescanned(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	await(t, "the question ends", func() bool {
+	await.True(t, "the question ends", func() bool {
 		l.rescans.mu.Lock()
 		defer l.rescans.mu.Unlock()
 		return len(l.rescans.open) == 0

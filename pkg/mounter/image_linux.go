@@ -338,24 +338,25 @@ func (p pathHandle) removeBacking() error {
 func (p pathHandle) backingPath() string { return filepath.Join(filepath.Dir(p.path), backingName) }
 
 // isOwn reports whether the loop device whose node is mounted at d still has the file of its
-// backing record, and returns the number of the device. at is the state of d.
-func (l *linux) isOwn(d pathHandle, at state) (n int, own bool, err error) {
+// backing record, and returns the number of the device and that file. at is the state of d. The
+// device may be about to be detached: see [loops.fileOf].
+func (l *linux) isOwn(d pathHandle, at state) (n int, b backing, own bool, err error) {
 	n, ok := l.loops.number(at)
 	if !ok || !at.mounted {
-		return 0, false, nil
+		return 0, b, false, nil
 	}
 	b, there, err := d.readBacking()
 	if errors.Is(err, ErrNotEmpty) || (err == nil && (!there || b == backing{})) {
-		return n, false, nil
+		return n, b, false, nil
 	}
 	if err != nil {
-		return n, false, err
+		return n, b, false, err
 	}
 	own, err = l.loops.backs(at, b)
 	if isDead(err) { // it is safer to leave a device attached than to detach the device of another image
-		return n, false, nil
+		return n, b, false, nil
 	}
-	return n, own, err
+	return n, b, own, err
 }
 
 // isStale reports whether the device node that is mounted at path was mounted for another backing
@@ -381,7 +382,7 @@ func (l *linux) unmountStale(ctx context.Context, d pathHandle) error {
 	if err != nil || !at.mounted {
 		return nil
 	}
-	if _, own, err := l.isOwn(d, at); own || err != nil {
+	if _, _, own, err := l.isOwn(d, at); own || err != nil {
 		return err
 	}
 	return d.unmount(ctx, 0)
@@ -570,20 +571,23 @@ func (l *linux) releaseDisk(ctx context.Context, p pathHandle, at state) error {
 // releaseDevice unmounts the node at d. releaseDevice sets autoclear first, so that the kernel
 // detaches the device with its last user, and then removes that user.
 func (l *linux) releaseDevice(ctx context.Context, d pathHandle, at state) error {
-	n, own, err := l.isOwn(d, at)
+	n, b, own, err := l.isOwn(d, at)
 	if err != nil {
 		return err
 	}
-	var dev *os.File
 	if own {
 		if own, err = l.onlyNode(d, n); err != nil {
 			return err
 		}
 	}
+	var dev *os.File
 	if own {
-		if dev, err = openLoop(n, true); err != nil {
+		if dev, err = openOwn(n, b); err != nil {
 			return err
 		}
+		own = dev != nil
+	}
+	if own {
 		defer dev.Close()
 		if err := setAutoclear(dev, true); err != nil && !errors.Is(err, unix.ENXIO) {
 			return err
