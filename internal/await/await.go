@@ -27,19 +27,24 @@ const (
 
 var errFalse = errors.New("the condition is false")
 
-// Context returns a context that ends shortly before the deadline of t. It ends with t, too. A test
-// without a deadline has no other limit.
+// Context returns a context that ends shortly before the deadline of t. It ends with t, too, except
+// in a cleanup function: the context of t has ended by then. A test without a deadline has no other
+// limit.
 func Context(t testing.TB) context.Context {
 	t.Helper()
+	life := t.Context()
+	if life.Err() != nil {
+		life = context.WithoutCancel(life)
+	}
 	timed, ok := t.(interface{ Deadline() (time.Time, bool) })
 	if !ok {
-		return t.Context()
+		return life
 	}
 	deadline, ok := timed.Deadline()
 	if !ok {
-		return t.Context()
+		return life
 	}
-	ctx, cancel := context.WithDeadline(t.Context(), deadline.Add(-min(reserve, time.Until(deadline)/10)))
+	ctx, cancel := context.WithDeadline(life, deadline.Add(-min(reserve, time.Until(deadline)/10)))
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -94,3 +94,13 @@ func TestAShortDeadlineLeavesMostOfItsTimeToTheWait(t *testing.T) {
 		}
 	})
 }
+
+func TestACleanupWaits(t *testing.T) {
+	calls := 0
+	t.Run("a test", func(t *testing.T) {
+		t.Cleanup(func() { True(t, "it is called three times", func() bool { calls++; return calls == 3 }) })
+	})
+	if calls != 3 {
+		t.Errorf("the cleanup function called it %d times, want 3", calls)
+	}
+}

@@ -313,15 +313,15 @@ func notFormat(fsType string, err error) error {
 }
 
 // newFilesystem mounts the filesystem on a device without a path, and returns a descriptor of its
-// root, whose close unmounts it. options are those of the filesystem, attributes MOUNT_ATTR_*.
-func newFilesystem(device, fsType string, options []string, attributes uint64) (int, error) {
+// root, whose close unmounts it. parameters are options of the filesystem, attributes MOUNT_ATTR_*.
+func newFilesystem(device, fsType string, parameters []string, attributes uint64) (int, error) {
 	fsys, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, fmt.Errorf("fsopen %s: %w", fsType, err)
 	}
 	defer unix.Close(fsys)
 	err = unix.FsconfigSetString(fsys, "source", device)
-	for _, o := range options {
+	for _, o := range parameters {
 		if err != nil {
 			break
 		}
@@ -373,5 +373,5 @@ func kernelMessages(fsys int) string {
 	if all.Len() == 0 {
 		return ""
 	}
-	return " (the kernel says" + strings.TrimPrefix(all.String(), ",") + ")"
+	return " (kernel log:" + strings.TrimPrefix(all.String(), ",") + ")"
 }

@@ -126,6 +126,29 @@ func openAttached(n int, b backing, o loopOptions) (*os.File, error) {
 	return dev, nil
 }
 
+// openOwn opens a device that has the backing file b. It returns nil if the device has another file by
+// now, or none: the number of a detached device is soon that of another file, also of another
+// process. While a device is open, the kernel neither detaches its file nor attaches another.
+func openOwn(n int, b backing) (*os.File, error) {
+	dev, err := openLoop(n, true)
+	if errors.Is(err, unix.ENXIO) { // it is being detached
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	switch {
+	case isDead(err): // only the filesystem of its file knows the file
+		return dev, nil
+	case err == nil && b == backing{info.Device, info.Inode}:
+		return dev, nil
+	case err == nil, errors.Is(err, unix.ENXIO):
+		return nil, dev.Close()
+	}
+	return nil, errors.Join(&fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: err}, dev.Close())
+}
+
 // fits returns an error unless dev has the backing file b, attached in a way that satisfies o.
 func fits(dev *os.File, b backing, o loopOptions) error {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))

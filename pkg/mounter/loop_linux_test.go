@@ -15,6 +15,8 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // returns fails the test if call does not return.
@@ -69,7 +71,7 @@ func stalledDevice(t *testing.T) (b *bench, device string, end func()) {
 			t.Error(err)
 		}
 	})
-	await(t, "the write is under way", func() bool {
+	await.True(t, "the write is under way", func() bool {
 		inflight, _ := os.ReadFile(filepath.Join("/sys/block", filepath.Base(device), "inflight"))
 		counts := strings.Fields(string(inflight)) // of reads and of writes; a read of the block ends
 		return len(counts) == 2 && counts[1] != "0"
@@ -81,7 +83,7 @@ func stalledDevice(t *testing.T) (b *bench, device string, end func()) {
 			t.Error(err)
 		}
 	})
-	await(t, "the device answers nothing", func() bool {
+	await.True(t, "the device answers nothing", func() bool {
 		var asks inflight.Group[int, backing]
 		r, _ := asks.Start(n, func() (backing, error) { return fileOfLoop(n) })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
@@ -142,7 +144,7 @@ func TestStalledDeviceDelaysNoOtherImage(t *testing.T) {
 			t.Errorf("MountPointsOf(%s) of a new Mounter = %v, want ErrNoAnswer that names the device", image, err)
 		}
 	}
-	await(t, "the image is known to have no device", func() bool { // soon: its last device is being detached
+	await.True(t, "the image is known to have no device", func() bool { // soon: its last device is being detached
 		users, err := again.MountPointsOf(m.Source)
 		return err == nil && len(users) == 0
 	})
@@ -231,7 +233,7 @@ func TestConcurrentMountsAttachAnImageOnce(t *testing.T) {
 				b.unmount(b.path(fmt.Sprint(i, "-", j)))
 			}
 		}
-		await(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
+		await.True(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
 	}
 }
 
@@ -289,8 +291,9 @@ func TestFileOfNoticesANewBackingFile(t *testing.T) {
 	b := newLoopBench(t)
 	l := &b.Host.(*linux).loops
 	one, two := b.image("one", ""), b.image("two", "")
-	b.mount(one, b.path("staging"))
-	n, _ := loopNumber(loopOf(t, one))
+	device := ownLoop(t)
+	attachTo(t, device, one.Source)
+	n, _ := loopNumber(device)
 	first, err := l.fileOf(n)
 	if err != nil {
 		t.Fatal(err)
@@ -298,15 +301,15 @@ func TestFileOfNoticesANewBackingFile(t *testing.T) {
 	if a, ok := l.lastFile(n); !ok || a.file != first || a.sequence == "" {
 		t.Fatalf("the file is not remembered: %+v, %v: the test proves nothing", a, ok)
 	}
-	b.unmount(b.path("staging"))
-	await(t, "the device is free", func() bool { _, err := fileOfLoop(n); return errors.Is(err, unix.ENXIO) })
-	second := b.attachAs(n, two)
+	runTool(t, "losetup", "-d", device)
+	untilDetached(t, device)
+	second := attachTo(t, device, two.Source)
 	if has, err := l.fileOf(n); err != nil || has != second || has == first {
 		t.Errorf("fileOf = %v, %v, want %v", has, err, second)
 	}
 	if _, found, err := l.of(first); found || err != nil {
 		t.Errorf("the first image is still found: %v, %v", found, err)
 	}
-	b.run(Mount{Source: loopPath(n)}, "losetup", "-d")
-	await(t, "the device is free again", func() bool { _, err := l.fileOf(n); return errors.Is(err, unix.ENXIO) })
+	runTool(t, "losetup", "-d", device)
+	await.True(t, "the device is free again", func() bool { _, err := l.fileOf(n); return errors.Is(err, unix.ENXIO) })
 }

@@ -50,10 +50,11 @@ type linux struct {
 	silent       silence
 	paths        locks[string] // held by calls that mount or unmount a path, until their helpers have ended
 	stalls       stalls
-	checks       *fair.Slots   // for e2fsck and resize2fs
-	growths      *fair.Slots   // for growths of mounted filesystems
-	toolLimit    time.Duration // the constant toolLimit, or less in a test
-	legacy       atomic.Bool   // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
+	checks       *fair.Slots      // for e2fsck and resize2fs
+	growths      *fair.Slots      // for growths of mounted filesystems
+	toolLimit    time.Duration    // the constant toolLimit, or less in a test
+	mayBeShare   func(state) bool // reports whether a mount may be one of a share
+	legacy       atomic.Bool      // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
 // New returns the Host of this machine for paths below dir, the kubelet directory, which must
@@ -76,11 +77,12 @@ func New(dir, state string) (Host, error) {
 	}
 	l := &linux{
 		dir: dir, real: resolved, state: state, toolLimit: toolLimit,
-		checks:  fair.New(fair.Limits{Slots: 8, Tenant: 4, Kind: 8}),
-		growths: fair.New(fair.Limits{Slots: maxGrowing, Tenant: tenantGrow, Kind: maxGrowing}),
+		checks:  fair.New(checkSlots),
+		growths: fair.New(growSlots),
 
 		shareSlots: fair.New(shareSlots), unmountSlots: fair.New(unmountSlots),
 	}
+	l.mayBeShare = l.shares.may
 	if err := l.checkKernel(); err != nil {
 		return nil, err
 	}
@@ -255,13 +257,13 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 	case Image:
 		return l.mountImage(ctx, m, src, p, attr)
 	case Disk:
-		return l.mountDisk(ctx, m, src, p)
+		return l.mountDisk(ctx, m, src, p, attr)
 	case Device:
-		return l.mountDevice(ctx, m, src, p)
+		return l.mountDevice(ctx, m, src, p, attr)
 	case BlockDevice:
 		return l.mountBlockDevice(ctx, m, src, p, attr)
 	}
-	return l.mountDirectory(m, src, p, attr)
+	return l.mountDirectory(ctx, m, src, p, attr)
 }
 
 // lockSource opens the source of m and takes the lock of its image. The source is the image itself,
@@ -346,7 +348,8 @@ func (l *linux) lockImage(ctx context.Context, at state, all ...*locks[backing])
 	return release, nil
 }
 
-func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attributeSet) error {
+// mountDirectory mounts a directory once more.
+func (l *linux) mountDirectory(_ context.Context, m Mount, src source, p pathHandle, attr attributeSet) error {
 	if src.kind() != unix.S_IFDIR {
 		return &fs.PathError{Op: "mount", Path: m.Source, Err: unix.ENOTDIR}
 	}
@@ -383,6 +386,17 @@ func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attribute
 		return l.remember(p.path, src)
 	}
 	return t.failed(m, l.attach(t, r))
+}
+
+// Grow grows the mount m at path.
+func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
+	switch m.Kind {
+	case Image, Disk:
+		return l.growMounted(ctx, m, path)
+	case BlockDevice:
+		return l.growBlockDevice(ctx, m, path)
+	}
+	return nil
 }
 
 func (l *linux) Unmount(ctx context.Context, path string) error {

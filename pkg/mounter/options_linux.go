@@ -111,9 +111,8 @@ type fresh struct {
 	shown      int64    // ST_* that statfs(2) must show afterwards
 }
 
-// fresh returns the options for a new mount of a filesystem: those of a, and the filesystem's own
-// in options.
-func (a attributeSet) fresh(fsType string, options []string) fresh {
+// fresh returns the options for a new mount of a filesystem: those of a, and the filesystem's own.
+func (a attributeSet) fresh(fsType string, own []string) fresh {
 	f := fresh{attributes: a.set, shown: a.flags}
 	if a.clear == 0 {
 		f.shown |= unix.ST_RELATIME // the kernel's default
@@ -125,7 +124,7 @@ func (a attributeSet) fresh(fsType string, options []string) fresh {
 	if fsType == "ext4" { // the superblock may request a kernel panic on errors
 		f.text = append(f.text, "errors=remount-ro")
 	}
-	for _, o := range options {
+	for _, o := range own {
 		if flag, ok := ownFlags[o]; ok {
 			f.super, f.flags = append(f.super, o), f.flags|flag
 		} else if l, ok := labelOf(o); ok {

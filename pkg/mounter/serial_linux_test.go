@@ -12,6 +12,8 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 func TestFindDeviceBySerialNumber(t *testing.T) {
@@ -86,7 +88,7 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 	look := finder{sys, dev, &inflight.Group[string, identity]{}}
 	defer func() { // let the stalled read return
 		if f, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
-			await(t, "no question is open", func() bool {
+			await.True(t, "no question is open", func() bool {
 				f.WriteString("x")
 				f.Close()
 				f, err = os.OpenFile(pipe, os.O_RDWR, 0)
@@ -164,13 +166,7 @@ func TestMountRejectsAReplacedDisk(t *testing.T) {
 				if err := os.Truncate(file, diskSize); err != nil {
 					t.Fatal(err)
 				}
-				untilIdle(t, func() error {
-					out, err := exec.Command("losetup", m.Source, file).CombinedOutput()
-					if strings.Contains(string(out), "Device or resource busy") {
-						return unix.EBUSY
-					}
-					return err
-				})
+				attachTo(t, m.Source, file)
 			}
 			attach("disk")
 			find := func() uint64 {
@@ -215,7 +211,7 @@ func TestAnAttachedDiskIsFoundAndFormatted(t *testing.T) {
 		t.Run("ext4 on "+serial, func(t *testing.T) {
 			b := newBench(t, realMounter(t))
 			path, sequence := "", uint64(0)
-			await(t, "the kernel finds "+serial, func() bool {
+			await.True(t, "the kernel finds "+serial, func() bool {
 				var err error
 				path, sequence, err = FindDevice(context.Background(), serial)
 				if err != nil && !errors.Is(err, fs.ErrNotExist) {

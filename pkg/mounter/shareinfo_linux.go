@@ -37,9 +37,6 @@ func (s *shares) forget(major, minor uint32) {
 
 // may reports whether the filesystem of at may be a share.
 func (s *shares) may(at state) bool {
-	if s == nil {
-		return false
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return at.id.major == 0 && s.devices[[2]uint32{at.id.major, at.id.minor}]
