@@ -48,7 +48,7 @@ func (s *stalls) add(path string, b backing, tenant, why string) (done func()) {
 	}
 }
 
-// Check returns ErrStalled if image b is stalled.
+// check returns ErrStalled if image b is stalled.
 func (s *stalls) check(b backing) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +78,7 @@ func (s *stalls) admit(tenant string) error {
 
 // Supports returns errors.ErrUnsupported for a filesystem of another operating system.
 func (l *linux) Supports(k Kind, fsType string, options []string) error {
-	return linuxMounts.supports(k, fsType, options)
+	return Linux.Supports(k, fsType, options)
 }
 
 func (l *linux) Helpers() []Helpers {
