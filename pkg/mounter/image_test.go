@@ -95,12 +95,6 @@ func (b *bench) newUUID(m Mount) error {
 	return b.NewUUID(context.Background(), f, m.FSType, m.Sector)
 }
 
-func TestFakeKeepsTheContractOfImages(t *testing.T) {
-	testImageContract(t, func(t *testing.T) *bench {
-		return newBench(t, func(dir string) Host { return NewFake(dir) })
-	}, (*bench).fakeImage)
-}
-
 // testImageContract tests the contract for images, which every Host has to keep, the fake too.
 func testImageContract(
 	t *testing.T, newBench func(t *testing.T) *bench, image func(b *bench, name, fsType string) Mount,
@@ -285,17 +279,3 @@ func testImageContract(
 }
 
 func nothing(context.Context) error { return nil }
-
-func TestFakeRecordsTuning(t *testing.T) {
-	fake := NewFake(t.TempDir())
-	b := newBench(t, func(dir string) Host { fake.dir = dir; return fake })
-	m := b.fakeImage("image", "xfs")
-	b.mount(m, b.path("staging"))
-	m.Buffered, m.ReadAhead = true, 4096
-	if err := b.Tune(context.Background(), m); err != nil {
-		t.Fatal(err)
-	}
-	if got := fake.Mounts()[b.path("staging")]; !got.Buffered || got.ReadAhead != 4096 {
-		t.Errorf("the image is mounted as %+v", got)
-	}
-}

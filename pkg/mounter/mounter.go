@@ -18,7 +18,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
@@ -167,10 +166,6 @@ var (
 	// the mount is as it was, and lasts until its session ends
 	ErrCredentials = errors.New("credentials of a mounted share not changed")
 )
-
-// Main must be the first call of a program that uses Freeze, Grow or Trim, or of TestMain. In a helper
-// process of a Host it does not return. Elsewhere it does nothing.
-func Main() { helper.Main(HelperTasks()) }
 
 // Mounter mounts below a single directory, the kubelet's. A path outside is ErrPath. The parent of
 // a path must exist. No element of a path, or of a source, may be a symbolic link, also during a

@@ -128,12 +128,6 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func TestFakeKeepsTheContract(t *testing.T) {
-	testContract(t, func(t *testing.T) *bench {
-		return newBench(t, func(dir string) Host { return NewFake(dir) })
-	})
-}
-
 // testContract tests the contract that every Host has to keep, the fake too.
 func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 	ctx := context.Background()
@@ -366,19 +360,6 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 			t.Errorf("Usage = %v, want ErrNotExist", err)
 		}
 	})
-}
-
-func TestFakeFailsOnDemand(t *testing.T) {
-	fake := NewFake(t.TempDir())
-	fake.Err = errors.New("on demand")
-	b := newBench(t, func(dir string) Host { fake.dir = dir; return fake })
-	b.refused(b.volume("v"), b.path("target"), fake.Err)
-	if err := b.Unmount(context.Background(), b.path("target")); !errors.Is(err, fake.Err) {
-		t.Errorf("Unmount = %v", err)
-	}
-	if len(fake.Mounts()) != 0 || exists(b.path("target")) {
-		t.Error("a failing Mount changed something")
-	}
 }
 
 // FuzzCheckOptions: only listed options and filesystem types are valid.

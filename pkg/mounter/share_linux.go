@@ -376,7 +376,7 @@ func (u *usages) end(mount uint64) {
 	}
 }
 
-// shareUsage returns the usage of a share, shown, at p. Errors: ErrServer; ErrBusy if an unmount
+// ShareUsage returns the usage of a share, shown, at p. Errors: ErrServer; ErrBusy if an unmount
 // has ended the read.
 func (l *linux) shareUsage(caller context.Context, p pathHandle, at state, shown *mountinfo.Info) (u Usage, err error) {
 	ctx, end := l.usages.begin(caller, at.mount)
