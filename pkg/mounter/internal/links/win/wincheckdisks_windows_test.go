@@ -11,6 +11,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/links"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/links/linkstest"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/mountercontract"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
@@ -20,7 +21,6 @@ type diskTrial struct{ linkstest.DiskTrial }
 // trial returns a trial in an empty directory.
 func trial(t *testing.T) diskTrial {
 	return diskTrial{linkstest.DiskTrial{T: t, Host: newDiskHost(), Files: mountercontract.OSFiles{}, Dir: t.TempDir()}}
-}
 }
 
 // checkSize is the size of a virtual disk of the checks, in bytes.
