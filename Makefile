@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 # Tests often wait for disks: three packages for each core keep the cores busy.
 PACKAGES = $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN || echo 2))
 # The packages with the longest tests come first: at the end, a core would wait for them.
-LONG = ./pkg/mounter ./pkg/backend/hostpath ./pkg/backend/smb/... ./test/crash ./pkg/...
+LONG = ./pkg/mounter ./pkg/mounter/internal/links ./pkg/backend/hostpath ./pkg/backend/smb/... ./test/crash ./pkg/...
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Separate modules keep the product's go.mod small. Their tests run on Linux.
@@ -115,7 +115,7 @@ test-switches: ## use optional features of Kubernetes in a cluster on this machi
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./switches
 windows-check: ## build bin/windows-check.exe, which tries the assumptions about Windows on a Windows machine: docs/contributing/windows.md
-	GOOS=windows GOARCH=amd64 $(GO) test -c -o bin/windows-check.exe ./pkg/mounter
+	GOOS=windows GOARCH=amd64 $(GO) test -c -o bin/windows-check.exe ./pkg/mounter/internal/links/win
 conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)

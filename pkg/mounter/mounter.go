@@ -1,11 +1,10 @@
-// Package mounter mounts volumes at paths on this operating system.
+// Package mounter describes mounts of volumes, and what a machine does with them.
 //
 // A mount is a value. A backend describes a mount (Mount), and the driver passes the description to
 // the Mounter, which makes the mount. A backend that keeps volumes in images works on them with
-// Images. New returns both as a Host. So backends are portable, and all differences between
-// operating systems are in this package: mounter_linux.go has the Host of Linux, mounter_windows.go
-// that of Windows, whose mounts are links (links.go, and linkdisks.go and linkshares.go for disks and
-// shares), mounter_other.go returns errors, and Fake keeps its mounts in memory, for tests.
+// Images. A Host is both. So backends are portable, and all differences between operating systems
+// are in the Host: the package host has that of this machine, and mountertest has Hosts that keep
+// their mounts in memory, or have the logic of Windows over files of this machine, for tests.
 package mounter
 
 import (
@@ -351,9 +350,8 @@ type Images interface {
 	Helpers() []Helpers
 }
 
-// Host is a machine: New returns the machine of this process, and a Fake simulates a machine for
-// tests. Both halves share locks, so a Mounter and the Images for the same files come from the same
-// Host.
+// Host is a machine: see the packages host and mountertest. Both halves share locks, so a Mounter and
+// the Images for the same files come from the same Host.
 type Host interface {
 	Mounter
 	Images

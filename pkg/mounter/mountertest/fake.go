@@ -1,3 +1,4 @@
+// Package mountertest has Hosts for tests: a Fake, and the FakeWindows of a Windows node.
 package mountertest
 
 import (

@@ -1,3 +1,5 @@
+// Package links is the Host of a system on which a mount is a link. A Machine has the calls of the
+// system. Package win has those of Windows.
 package links
 
 import (

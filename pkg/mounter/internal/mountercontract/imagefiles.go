@@ -12,78 +12,83 @@ import (
 // TestImageFiles tests the contract for the making, growing and measuring of images, which every Host
 // has to keep. fsTypes are the filesystems that the Host makes. It uses the files of an image
 // through the Host only.
-func TestImageFiles(t *testing.T, NewBench func(t *testing.T) *Bench, fsTypes ...string) {
-	ctx := context.Background()
-	const size = 320 << 20
-	run := func(name string, test func(t *testing.T, b *Bench)) {
-		t.Run(name, func(t *testing.T) { test(t, NewBench(t)) })
+func TestImageFiles(t *testing.T, newBench func(t *testing.T) *Bench, fsTypes ...string) {
+	for _, rule := range imageFileRules {
+		t.Run(rule.name, func(t *testing.T) { rule.test(t, newBench(t), fsTypes) })
 	}
-	path := func(b *Bench, name string) string { return b.Files.Join(b.Storage, name+b.ImageExt()) }
+}
 
-	run("an image has the size of its volume, and its filesystem", func(t *testing.T, b *Bench) {
+// imageSize is the size of a volume, in bytes.
+const imageSize = 320 << 20
+
+// imagePath returns the path of an image.
+func imagePath(b *Bench, name string) string { return b.Files.Join(b.Storage, name+b.ImageExt()) }
+
+// imageFileRules are the rules for the files of images.
+var imageFileRules = []struct {
+	name string
+	test func(t *testing.T, b *Bench, fsTypes []string)
+}{
+	{"an image has the imageSize of its volume, and its filesystem", func(t *testing.T, b *Bench, fsTypes []string) {
 		for _, fsType := range fsTypes {
-			m := mounter.Mount{Kind: mounter.Image, Source: path(b, fsType), FSType: fsType, Sector: 512}
-			if err := b.MakeImage(ctx, m.Source, size, fsType); err != nil {
+			m := mounter.Mount{Kind: mounter.Image, Source: imagePath(b, fsType), FSType: fsType, Sector: 512}
+			if err := b.MakeImage(ctx, m.Source, imageSize, fsType); err != nil {
 				t.Fatal(err)
 			}
-			b.HasSize(m.Source, size)
+			b.HasSize(m.Source, imageSize)
 			b.MustMount(m, b.Path("staging"))
-			b.HasSize(m.Source, size)
+			b.HasSize(m.Source, imageSize)
 			b.MustUnmount(b.Path("staging"))
 		}
-	})
-
-	run("a raw block volume has no filesystem", func(t *testing.T, b *Bench) {
+	}},
+	{"a raw block volume has no filesystem", func(t *testing.T, b *Bench, fsTypes []string) {
 		if b.Supports(mounter.Disk, "", nil) != nil {
 			t.Skip("no raw block volumes here")
 		}
-		m := mounter.Mount{Kind: mounter.Disk, Source: path(b, "disk"), Sector: 512}
-		if err := b.MakeImage(ctx, m.Source, size, ""); err != nil {
+		m := mounter.Mount{Kind: mounter.Disk, Source: imagePath(b, "disk"), Sector: 512}
+		if err := b.MakeImage(ctx, m.Source, imageSize, ""); err != nil {
 			t.Fatal(err)
 		}
-		b.HasSize(m.Source, size)
+		b.HasSize(m.Source, imageSize)
 		b.MustMount(m, b.Path("staging"))
 		b.MustUnmount(b.Path("staging"))
 		m.Kind, m.FSType = mounter.Image, fsTypes[0]
 		b.Refused(m, b.Path("staging"), mounter.ErrFormat)
-	})
-
-	run("an image that exists is not made again", func(t *testing.T, b *Bench) {
-		if err := b.MakeImage(ctx, path(b, "image"), size, fsTypes[0]); err != nil {
+	}},
+	{"an image that exists is not made again", func(t *testing.T, b *Bench, fsTypes []string) {
+		if err := b.MakeImage(ctx, imagePath(b, "image"), imageSize, fsTypes[0]); err != nil {
 			t.Fatal(err)
 		}
 		for _, fsType := range append(fsTypes, "") {
-			if err := b.MakeImage(ctx, path(b, "image"), 2*size, fsType); !errors.Is(err, fs.ErrExist) {
+			if err := b.MakeImage(ctx, imagePath(b, "image"), 2*imageSize, fsType); !errors.Is(err, fs.ErrExist) {
 				t.Errorf("MakeImage with %q of an image that exists = %v, want ErrExist", fsType, err)
 			}
 		}
-		b.HasSize(path(b, "image"), size)
-		m := mounter.Mount{Kind: mounter.Image, Source: path(b, "image"), FSType: fsTypes[0], Sector: 512}
+		b.HasSize(imagePath(b, "image"), imageSize)
+		m := mounter.Mount{Kind: mounter.Image, Source: imagePath(b, "image"), FSType: fsTypes[0], Sector: 512}
 		b.MustMount(m, b.Path("staging"))
 		b.MustUnmount(b.Path("staging"))
-	})
-
-	run("an image that cannot be made leaves no file", func(t *testing.T, b *Bench) {
+	}},
+	{"an image that cannot be made leaves no file", func(t *testing.T, b *Bench, fsTypes []string) {
 		ended, end := context.WithCancel(ctx)
 		end()
-		b.NotMade(ended, path(b, "image"), fsTypes[0], context.Canceled)
-		b.NotMade(ctx, path(b, "image"), "minix", mounter.ErrFormat)
+		b.NotMade(ended, imagePath(b, "image"), fsTypes[0], context.Canceled)
+		b.NotMade(ctx, imagePath(b, "image"), "minix", mounter.ErrFormat)
 		for _, fsType := range mounter.FSTypes() {
 			if b.Supports(mounter.Image, fsType, nil) != nil {
-				b.NotMade(ctx, path(b, "image"), fsType, errors.ErrUnsupported)
+				b.NotMade(ctx, imagePath(b, "image"), fsType, errors.ErrUnsupported)
 			}
 		}
 		b.NotMade(ctx, b.Files.Join(b.Storage, "none", "image"+b.ImageExt()), fsTypes[0], fs.ErrNotExist)
-	})
-
-	run("an image grows and never shrinks", func(t *testing.T, b *Bench) {
+	}},
+	{"an image grows and never shrinks", func(t *testing.T, b *Bench, fsTypes []string) {
 		for _, fsType := range fsTypes {
-			m := mounter.Mount{Kind: mounter.Image, Source: path(b, fsType), FSType: fsType, Sector: 512}
-			if err := b.MakeImage(ctx, m.Source, size, fsType); err != nil {
+			m := mounter.Mount{Kind: mounter.Image, Source: imagePath(b, fsType), FSType: fsType, Sector: 512}
+			if err := b.MakeImage(ctx, m.Source, imageSize, fsType); err != nil {
 				t.Fatal(err)
 			}
 			for _, to := range []struct{ ask, want int64 }{
-				{size, size}, {2 * size, 2 * size}, {2 * size, 2 * size}, {size, 2 * size}, {0, 2 * size},
+				{imageSize, imageSize}, {2 * imageSize, 2 * imageSize}, {2 * imageSize, 2 * imageSize}, {imageSize, 2 * imageSize}, {0, 2 * imageSize},
 			} {
 				if err := b.GrowImage(ctx, m.Source, to.ask); err != nil {
 					t.Fatalf("GrowImage to %d bytes = %v", to.ask, err)
@@ -93,18 +98,17 @@ func TestImageFiles(t *testing.T, NewBench func(t *testing.T) *Bench, fsTypes ..
 			b.MustMount(m, b.Path("staging"))
 			b.MustUnmount(b.Path("staging"))
 		}
-	})
-
-	run("a path without an image has no size", func(t *testing.T, b *Bench) {
-		for path, want := range map[string]error{path(b, "none"): fs.ErrNotExist, b.Storage: mounter.ErrFormat} {
+	}},
+	{"a path without an image has no imageSize", func(t *testing.T, b *Bench, fsTypes []string) {
+		for path, want := range map[string]error{imagePath(b, "none"): fs.ErrNotExist, b.Storage: mounter.ErrFormat} {
 			if got, err := b.ImageSize(path); !errors.Is(err, want) {
 				t.Errorf("ImageSize(%s) = %d, %v, want %v", path, got, err, want)
 			}
-			if err := b.GrowImage(ctx, path, size); !errors.Is(err, want) {
+			if err := b.GrowImage(ctx, path, imageSize); !errors.Is(err, want) {
 				t.Errorf("GrowImage(%s) = %v, want %v", path, err, want)
 			}
 		}
-	})
+	}},
 }
 
 // HasSize tests the size of an image.

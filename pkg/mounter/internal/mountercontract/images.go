@@ -98,14 +98,19 @@ func (b *Bench) RenewUUID(m mounter.Mount) error {
 
 // TestImages tests the contract for images, which every Host has to keep, the fake too.
 func TestImages(
-	t *testing.T, NewBench func(t *testing.T) *Bench, image func(b *Bench, name, fsType string) mounter.Mount,
+	t *testing.T, newBench func(t *testing.T) *Bench, image func(b *Bench, name, fsType string) mounter.Mount,
 ) {
-	ctx := context.Background()
-	run := func(name string, test func(t *testing.T, b *Bench)) {
-		t.Run(name, func(t *testing.T) { test(t, NewBench(t)) })
+	for _, rule := range imageRules {
+		t.Run(rule.name, func(t *testing.T) { rule.test(t, newBench(t), image) })
 	}
+}
 
-	run("a freeze calls copyData once and returns its error", func(t *testing.T, b *Bench) {
+// imageRules are the rules for Images.
+var imageRules = []struct {
+	name string
+	test func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount)
+}{
+	{"a freeze calls copyData once and returns its error", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
 		mounted, idle, disk := image(b, "mounted", "ext4"), image(b, "idle", "ext4"), image(b, "disk", "")
 		b.MustMount(mounted, b.Path("mounted"))
 		b.MustMount(disk, b.Path("disk"))
@@ -128,9 +133,8 @@ func TestImages(
 			}
 		}
 		b.MustUnmount(b.Path("mounted"), b.Path("disk"))
-	})
-
-	run("a freeze of a path that is no image does not call copyData", func(t *testing.T, b *Bench) {
+	}},
+	{"a freeze of a path that is no image does not call copyData", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
 		m, link := image(b, "image", "ext4"), filepath.Join(b.Storage, "link")
 		if err := winetest.Symlink(m.Source, link); err != nil {
 			t.Skipf("no symbolic links here: %v", err)
@@ -146,9 +150,8 @@ func TestImages(
 				t.Errorf("Freeze of %s = %v, want %v", path, err, want)
 			}
 		}
-	})
-
-	run("a copy that takes longer than the limit is no point in time", func(t *testing.T, b *Bench) {
+	}},
+	{"a copy that takes longer than the limit is no point in time", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
 		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
 		b.MustMount(m, b.Path("mounted"))
 		onDemand := errors.New("on demand")
@@ -165,9 +168,8 @@ func TestImages(
 			}
 		}
 		b.MustUnmount(b.Path("mounted"))
-	})
-
-	run("other calls for an image wait while the image is frozen", func(t *testing.T, b *Bench) {
+	}},
+	{"other calls for an image wait while the image is frozen", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
 		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
 		b.MustMount(m, b.Path("mounted"))
 		b.MustMount(m.BindFrom(b.Path("mounted")), b.Path("again"))
@@ -206,9 +208,8 @@ func TestImages(
 			b.MustMount(m.BindFrom(b.Path("mounted")), b.Path("again"))
 		}
 		b.MustUnmount(b.Path("again"), b.Path("mounted"))
-	})
-
-	run("a copy that panics leaves nothing behind", func(t *testing.T, b *Bench) {
+	}},
+	{"a copy that panics leaves nothing behind", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
 		m := image(b, "mounted", "ext4")
 		b.MustMount(m, b.Path("mounted"))
 		func() {
@@ -223,9 +224,8 @@ func TestImages(
 			t.Error(err)
 		}
 		b.MustUnmount(b.Path("mounted"))
-	})
-
-	run("a copy with another UUID is mounted beside its source", func(t *testing.T, b *Bench) {
+	}},
+	{"a copy with another UUID is mounted beside its source", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
 		for _, fsType := range LinuxFSTypes() {
 			m := image(b, fsType, fsType)
 			copied := b.CopyImage(m, fsType+"-copy")
@@ -252,9 +252,8 @@ func TestImages(
 			b.MustMount(copied, b.Path(fsType+"-copy"))
 			b.MustUnmount(b.Path(fsType+"-copy"), b.Path(fsType))
 		}
-	})
-
-	run("Tune changes attached images only", func(t *testing.T, b *Bench) {
+	}},
+	{"Tune changes attached images only", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
 		m := image(b, "mounted", "ext4")
 		m.Buffered, m.ReadAhead = true, 1<<20
 		if err := b.Tune(ctx, m); err != nil {
@@ -276,7 +275,7 @@ func TestImages(
 			}
 		}
 		b.MustUnmount(b.Path("mounted"))
-	})
+	}},
 }
 
 func nothing(context.Context) error { return nil }

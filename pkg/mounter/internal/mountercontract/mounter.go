@@ -132,14 +132,22 @@ func Exists(path string) bool {
 	return err == nil
 }
 
-// TestMounter tests the contract that every Host has to keep, the fake too.
-func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
-	ctx := context.Background()
-	run := func(name string, test func(t *testing.T, b *Bench)) {
-		t.Run(name, func(t *testing.T) { test(t, NewBench(t)) })
-	}
+// ctx is that of calls that end by themselves.
+var ctx = context.Background()
 
-	run("Mount creates its path, and Unmount leaves it", func(t *testing.T, b *Bench) {
+// TestMounter tests the contract that every Host has to keep, the fake too.
+func TestMounter(t *testing.T, newBench func(t *testing.T) *Bench) {
+	for _, rule := range mounterRules {
+		t.Run(rule.name, func(t *testing.T) { rule.test(t, newBench(t)) })
+	}
+}
+
+// mounterRules are the rules for a Mounter.
+var mounterRules = []struct {
+	name string
+	test func(t *testing.T, b *Bench)
+}{
+	{"Mount creates its path, and Unmount leaves it", func(t *testing.T, b *Bench) {
 		v, path := b.Volume("v"), b.Path("target")
 		b.MustMount(v, path)
 		if !b.IsMounted(v, path) {
@@ -154,9 +162,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 		if err := b.Remove(ctx, path); err != nil || b.Files.Exists(path) {
 			t.Fatalf("Remove = %v, path exists: %v", err, b.Files.Exists(path))
 		}
-	})
-
-	run("every call is idempotent", func(t *testing.T, b *Bench) {
+	}},
+	{"every call is idempotent", func(t *testing.T, b *Bench) {
 		v, path := b.Volume("v", b.Options...), b.Path("target")
 		for range 3 {
 			b.MustMount(v, path)
@@ -174,9 +181,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 				t.Fatal(err)
 			}
 		}
-	})
-
-	run("another source, other options or another mode at the same path is a conflict", func(t *testing.T, b *Bench) {
+	}},
+	{"another source, other options or another mode at the same path is a conflict", func(t *testing.T, b *Bench) {
 		path := b.Path("target")
 		b.MustMount(b.Volume("v"), path)
 		readOnly := b.Volume("v")
@@ -188,9 +194,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 		b.Refused(readOnly, path, mounter.ErrConflict)
 		b.MustMount(b.Volume("v", "rw"), path) // equal options, written in another way
 		b.MustMount(b.Volume("v", "ro", "rw"), path)
-	})
-
-	run("every method rejects a path outside the kubelet directory", func(t *testing.T, b *Bench) {
+	}},
+	{"every method rejects a path outside the kubelet directory", func(t *testing.T, b *Bench) {
 		v := b.Volume("v")
 		b.Mkdir(b.Path("real"))
 		if err := b.Files.Symlink(b.Path("real"), b.Path("link")); err != nil {
@@ -223,9 +228,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 		if !b.Files.Exists(b.Path("link")) || !b.Files.Exists(b.Path("file")) || b.Files.Exists(b.Path("real", "target")) {
 			t.Error("a rejected call changed something")
 		}
-	})
-
-	run("Mount and Remove reject a directory with files", func(t *testing.T, b *Bench) {
+	}},
+	{"Mount and Remove reject a directory with files", func(t *testing.T, b *Bench) {
 		path := b.Path("target")
 		b.Mkdir(b.Files.Join(path, "foreign"))
 		b.Refused(b.Volume("v"), path, mounter.ErrNotEmpty)
@@ -235,9 +239,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 		if !b.Files.Exists(b.Files.Join(path, "foreign")) {
 			t.Error("the foreign files are gone")
 		}
-	})
-
-	run("Remove rejects a file that no mount has created", func(t *testing.T, b *Bench) {
+	}},
+	{"Remove rejects a file that no mount has created", func(t *testing.T, b *Bench) {
 		for _, content := range []string{"", "precious"} {
 			path := b.Path("file" + content)
 			if err := b.Files.WriteFile(path, content); err != nil {
@@ -252,9 +255,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 				}
 			}
 		}
-	})
-
-	run("Remove unmounts first", func(t *testing.T, b *Bench) {
+	}},
+	{"Remove unmounts first", func(t *testing.T, b *Bench) {
 		v, path := b.Volume("v"), b.Path("target")
 		b.MustMount(v, path)
 		b.Mkdir(b.Files.Join(v.Source, "precious"))
@@ -266,9 +268,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 		if !b.Files.Exists(b.Files.Join(v.Source, "precious")) {
 			t.Error("the volume's files are gone")
 		}
-	})
-
-	run("a missing parent is an error for Mount and none for the other methods", func(t *testing.T, b *Bench) {
+	}},
+	{"a missing parent is an error for Mount and none for the other methods", func(t *testing.T, b *Bench) {
 		v, path := b.Volume("v"), b.Path("no", "such", "target")
 		b.Refused(v, path, mounter.ErrPath)
 		if err := errors.Join(b.Unmount(ctx, path), b.Remove(ctx, path)); err != nil {
@@ -277,9 +278,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 		if b.IsMounted(v, path) {
 			t.Error("Mounted = true")
 		}
-	})
-
-	run("a missing source leaves no path behind", func(t *testing.T, b *Bench) {
+	}},
+	{"a missing source leaves no path behind", func(t *testing.T, b *Bench) {
 		v, path := b.Volume("v"), b.Path("target")
 		if err := b.Files.Remove(v.Source); err != nil {
 			t.Fatal(err)
@@ -288,9 +288,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 		if b.Files.Exists(path) {
 			t.Error("the path was left behind")
 		}
-	})
-
-	run("every method rejects a source that leads through a link", func(t *testing.T, b *Bench) {
+	}},
+	{"every method rejects a source that leads through a link", func(t *testing.T, b *Bench) {
 		dir := b.Volume("volumes").Source
 		v := mounter.Mount{Kind: mounter.Directory, Source: b.Files.Join(dir, "v")}
 		b.Mkdir(v.Source)
@@ -307,9 +306,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 		if b.Files.Exists(b.Path("target")) {
 			t.Error("the path was left behind")
 		}
-	})
-
-	run("Mount rejects an unknown option and does not show it", func(t *testing.T, b *Bench) {
+	}},
+	{"Mount rejects an unknown option and does not show it", func(t *testing.T, b *Bench) {
 		err := b.Mount(ctx, b.Volume("v", "rw", "geheim"), b.Path("target"))
 		if !errors.Is(err, mounter.ErrOption) || !strings.Contains(err.Error(), "option 2 of 2") ||
 			strings.Contains(err.Error(), "geheim") {
@@ -319,9 +317,8 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 			t.Error("the path was left behind")
 		}
 		b.Refused(mounter.Mount{Kind: "unheard-of", Source: b.Storage}, b.Path("target"), errors.ErrUnsupported)
-	})
-
-	run("OtherTargets and MountPointsOf return mounts of a mount", func(t *testing.T, b *Bench) {
+	}},
+	{"OtherTargets and MountPointsOf return mounts of a mount", func(t *testing.T, b *Bench) {
 		v, w := b.Volume("v"), b.Volume("w")
 		b.MustMount(v, b.Path("staging"))
 		b.MustMount(mounter.Mount{Kind: mounter.Directory, Source: b.Path("staging")}, b.Path("one"))
@@ -350,20 +347,18 @@ func TestMounter(t *testing.T, NewBench func(t *testing.T) *Bench) {
 		if got, _ := b.OtherTargets(ctx, b.Path("staging")); !slices.Equal(got, []string{b.Path("one")}) {
 			t.Errorf("OtherTargets = %v after an unmount", got)
 		}
-	})
-
-	run("Mount rejects a writable mount of a read-only mount", func(t *testing.T, b *Bench) {
+	}},
+	{"Mount rejects a writable mount of a read-only mount", func(t *testing.T, b *Bench) {
 		v := b.Volume("v", "ro")
 		b.MustMount(v, b.Path("staging"))
 		b.Refused(mounter.Mount{Kind: mounter.Directory, Source: b.Path("staging")}, b.Path("target"), mounter.ErrReadOnly)
 		b.MustMount(mounter.Mount{Kind: mounter.Directory, Source: b.Path("staging"), ReadOnly: true}, b.Path("target"))
-	})
-
-	run("Usage of a missing path is an error", func(t *testing.T, b *Bench) {
+	}},
+	{"Usage of a missing path is an error", func(t *testing.T, b *Bench) {
 		if _, err := b.Usage(ctx, b.Path("none")); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("Usage = %v, want ErrNotExist", err)
 		}
-	})
+	}},
 }
 
 // FuzzCheckOptions: only listed options and filesystem types are valid.

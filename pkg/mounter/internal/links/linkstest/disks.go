@@ -23,8 +23,8 @@ type DiskTrial struct {
 
 func (d DiskTrial) Path(name string) string { return d.Files.Join(d.Dir, name) }
 
-// Ok ends the test unless a call succeeded: the next calls need its effect.
-func (d DiskTrial) Ok(call string, err error) {
+// OK ends the test unless a call succeeded: the next calls need its effect.
+func (d DiskTrial) OK(call string, err error) {
 	d.Helper()
 	if err != nil {
 		d.Fatalf("%s: %v", call, err)
@@ -48,7 +48,7 @@ func (d DiskTrial) Until(what string, look func() (bool, error)) {
 	deadline := time.Now().Add(time.Minute)
 	for {
 		found, err := look()
-		d.Ok(what, err)
+		d.OK(what, err)
 		if found {
 			return
 		}
@@ -63,7 +63,7 @@ func (d DiskTrial) Until(what string, look func() (bool, error)) {
 // when the test is over, if it is still attached.
 func (d DiskTrial) Attach(path string) (number uint32) {
 	d.Helper()
-	d.Ok("attach", d.Host.AttachVHDX(path))
+	d.OK("attach", d.Host.AttachVHDX(path))
 	d.Cleanup(func() {
 		if info, err := d.Host.VHDX(path); err == nil && info.Attached {
 			if err := d.Host.DetachVHDX(path); err != nil {
@@ -76,12 +76,12 @@ func (d DiskTrial) Attach(path string) (number uint32) {
 		number = info.Number
 		return info.Attached && info.HasNumber, err
 	})
-	d.Ok("rescan", d.Host.Rescan())
+	d.OK("rescan", d.Host.Rescan())
 	d.Until("the disk in the list", func() (bool, error) {
 		all, err := d.Host.Disks()
 		return slices.ContainsFunc(all, func(i links.DiskInfo) bool { return i.Number == number }), err
 	})
-	d.Ok("online", d.Host.SetOnline(number, true))
+	d.OK("online", d.Host.SetOnline(number, true))
 	d.online(number, true)
 	return number
 }
@@ -141,66 +141,29 @@ const volumeReserve = 64 << 20
 // hosts pass it.
 func DiskHost(t *testing.T, h links.DiskHost, files mountercontract.Files, dir string) {
 	d := DiskTrial{t, h, files, dir}
-	const size, grown = 128 << 20, 192 << 20 // the smallest image, and growth by less than 100 MiB
 	image, folder := d.Path("disk"+links.ImageExt), d.Path("folder")
-	d.Ok("a file", errors.Join(files.WriteFile(d.Path("file"+links.ImageExt), "content"), files.MkdirAll(folder)))
-	_, err := h.VHDX(image)
-	d.refused("a missing disk", err, fs.ErrNotExist)
-	_, err = h.VHDX(d.Path("file" + links.ImageExt))
-	d.refused("a file that is no disk", err, mounter.ErrFormat)
-	d.Ok("create", h.CreateVHDX(image, size))
-	d.refused("create again", h.CreateVHDX(image, size), fs.ErrExist)
-	if info, err := h.VHDX(image); err != nil || info != (links.VHDXInfo{Size: size}) {
-		t.Errorf("a new disk: %+v, %v", info, err)
-	}
-
-	number := d.Attach(image)
-	d.refused("attach again", h.AttachVHDX(image), nil)
-	head := make([]byte, links.ReadUnit)
-	if err := h.ReadDisk(number, head, 0); err != nil || string(head[512:520]) == "EFI PART" {
-		t.Errorf("a new disk has a partition table, %v", err)
-	}
-	if parts, err := h.Partitions(number); err != nil || len(parts) != 0 {
-		t.Errorf("a new disk has the partitions %v, %v", parts, err)
-	}
-	d.Ok("partition", h.Partition(number))
-	d.Ok("online", h.SetOnline(number, true))
-	volume := d.Volume(number)
-	d.Ok("partition again", h.Partition(number))
-	if parts, err := h.Partitions(number); err != nil || len(parts) != 1 || parts[0].Offset <= 0 ||
-		parts[0].Length < size-volumeReserve || parts[0].Offset+parts[0].Length > size {
-		t.Errorf("the partitions are %v, %v", parts, err)
-	}
-	if err := h.ReadDisk(number, head, 0); err != nil || string(head[512:520]) != "EFI PART" {
-		t.Errorf("no partition table, %v", err)
-	}
-	if name, err := h.Filesystem(volume); err != nil || name != "" {
-		t.Errorf("a new volume has the filesystem %q, %v", name, err)
-	}
-	d.Ok("format", h.Format(volume))
-	d.Ok("permit", h.Permit(volume))
-	before := d.used(volume, size)
-
-	_, _, err = h.VolumeAt(d.Path("missing"))
+	number, volume := d.makeVolume(image, folder)
+	before := d.used(volume, trialSize)
+	_, _, err := h.VolumeAt(d.Path("missing"))
 	d.refused("the mount point of a missing directory", err, fs.ErrNotExist)
 	d.shows(folder, "", false)
-	d.Ok("mount", h.MountVolume(volume, folder))
+	d.OK("mount", h.MountVolume(volume, folder))
 	d.shows(folder, volume, true)
-	d.Ok("a file of the volume", files.WriteFile(files.Join(folder, "file"), "content"))
-	d.Ok("flush", h.Flush(volume))
-	d.Ok("unmount", h.UnmountVolume(folder))
+	d.OK("a file of the volume", files.WriteFile(files.Join(folder, "file"), "content"))
+	d.OK("flush", h.Flush(volume))
+	d.OK("unmount", h.UnmountVolume(folder))
 	d.shows(folder, "", false)
 	if files.Exists(files.Join(folder, "file")) {
 		t.Error("the file is in the folder without the volume")
 	}
 	d.refused("unmount again", h.UnmountVolume(folder), nil)
 
-	d.Ok("offline", h.SetOnline(number, false))
+	d.OK("offline", h.SetOnline(number, false))
 	d.online(number, false)
-	d.Ok("detach", h.DetachVHDX(image))
+	d.OK("detach", h.DetachVHDX(image))
 	d.refused("detach again", h.DetachVHDX(image), nil)
-	d.Ok("resize", h.ResizeVHDX(image, grown))
-	if info, err := h.VHDX(image); err != nil || info != (links.VHDXInfo{Size: grown}) {
+	d.OK("resize", h.ResizeVHDX(image, grownSize))
+	if info, err := h.VHDX(image); err != nil || info != (links.VHDXInfo{Size: grownSize}) {
 		t.Errorf("after growth: %+v, %v", info, err)
 	}
 	number = d.Attach(image)
@@ -208,21 +171,65 @@ func DiskHost(t *testing.T, h links.DiskHost, files mountercontract.Files, dir s
 		t.Errorf("attached again, the volume is %s, was %s", again, volume)
 	}
 	part, err := h.GrowVolume(volume)
-	if err != nil || part < grown-volumeReserve {
+	if err != nil || part < grownSize-volumeReserve {
 		t.Errorf("the partition grew to %d bytes, %v", part, err)
 	}
-	if after := d.used(volume, grown); after <= before || after < part-links.VolumeSlack {
+	if after := d.used(volume, grownSize); after <= before || after < part-links.VolumeSlack {
 		t.Errorf("the filesystem grew from %d to %d bytes, its partition has %d", before, after, part)
 	}
-	d.Ok("mount", h.MountVolume(volume, folder))
+	d.OK("mount", h.MountVolume(volume, folder))
 	if !files.Exists(files.Join(folder, "file")) {
 		t.Error("the file is gone")
 	}
-	d.Ok("offline while mounted", h.SetOnline(number, false))
+	d.OK("offline while mounted", h.SetOnline(number, false))
 	d.shows(folder, volume, false)
-	d.Ok("detach", h.DetachVHDX(image))
+	d.OK("detach", h.DetachVHDX(image))
 	d.shows(folder, volume, false)
-	d.Ok("unmount what is gone", h.UnmountVolume(folder))
-	d.Ok("remove", h.RemoveVHDX(image))
+	d.OK("unmount what is gone", h.UnmountVolume(folder))
+	d.OK("remove", h.RemoveVHDX(image))
 	d.refused("remove again", h.RemoveVHDX(image), fs.ErrNotExist)
+}
+
+// Sizes of the disk of a trial in bytes: the smallest image, and growth by less than 100 MiB.
+const trialSize, grownSize = 128 << 20, 192 << 20
+
+// makeVolume tests the calls that make a virtual disk, and its volume. It also makes folder.
+func (d DiskTrial) makeVolume(image, folder string) (number uint32, volume string) {
+	d.OK("a file", errors.Join(d.Files.WriteFile(d.Path("file"+links.ImageExt), "content"), d.Files.MkdirAll(folder)))
+	_, err := d.Host.VHDX(image)
+	d.refused("a missing disk", err, fs.ErrNotExist)
+	_, err = d.Host.VHDX(d.Path("file" + links.ImageExt))
+	d.refused("a file that is no disk", err, mounter.ErrFormat)
+	d.OK("create", d.Host.CreateVHDX(image, trialSize))
+	d.refused("create again", d.Host.CreateVHDX(image, trialSize), fs.ErrExist)
+	if info, err := d.Host.VHDX(image); err != nil || info != (links.VHDXInfo{Size: trialSize}) {
+		d.Errorf("a new disk: %+v, %v", info, err)
+	}
+
+	number = d.Attach(image)
+	d.refused("attach again", d.Host.AttachVHDX(image), nil)
+	head := make([]byte, links.ReadUnit)
+	if err := d.Host.ReadDisk(number, head, 0); err != nil || string(head[512:520]) == "EFI PART" {
+		d.Errorf("a new disk has a partition table, %v", err)
+	}
+	if parts, err := d.Host.Partitions(number); err != nil || len(parts) != 0 {
+		d.Errorf("a new disk has the partitions %v, %v", parts, err)
+	}
+	d.OK("partition", d.Host.Partition(number))
+	d.OK("online", d.Host.SetOnline(number, true))
+	volume = d.Volume(number)
+	d.OK("partition again", d.Host.Partition(number))
+	if parts, err := d.Host.Partitions(number); err != nil || len(parts) != 1 || parts[0].Offset <= 0 ||
+		parts[0].Length < trialSize-volumeReserve || parts[0].Offset+parts[0].Length > trialSize {
+		d.Errorf("the partitions are %v, %v", parts, err)
+	}
+	if err := d.Host.ReadDisk(number, head, 0); err != nil || string(head[512:520]) != "EFI PART" {
+		d.Errorf("no partition table, %v", err)
+	}
+	if name, err := d.Host.Filesystem(volume); err != nil || name != "" {
+		d.Errorf("a new volume has the filesystem %q, %v", name, err)
+	}
+	d.OK("format", d.Host.Format(volume))
+	d.OK("permit", d.Host.Permit(volume))
+	return number, volume
 }

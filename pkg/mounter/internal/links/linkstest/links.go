@@ -14,84 +14,112 @@ import (
 
 // LinkHost tests the operations of a LinkHost. All hosts pass it.
 func LinkHost(t *testing.T, h links.LinkHost, files mountercontract.Files, dir string) {
-	form := h.Form()
-	if clean, err := form.Clean(dir); err != nil || clean != dir {
+	l := linkTrial{t, h, files, dir}
+	if clean, err := h.Form().Clean(dir); err != nil || clean != dir {
 		t.Fatalf("the directory of the test: %q, %v, want %q", clean, err, dir)
 	}
-	path := func(names ...string) string { return form.Join(dir, names...) }
-	kind := func(path string) links.EntryKind {
-		t.Helper()
-		e, err := h.Entry(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return e.Kind
-	}
-	want := func(call string, err, want error) {
-		t.Helper()
-		if want == nil && err != nil || want != nil && !errors.Is(err, want) {
-			t.Errorf("%s: got %v, want %v", call, err, want)
-		}
-	}
-	anyError := func(call string, err error) {
-		t.Helper()
-		if err == nil {
-			t.Errorf("%s: want an error", call)
-		}
-	}
-	source := path("source")
-	want("mkdir", h.Mkdir(source), nil)
-	want("mkdir again", h.Mkdir(source), fs.ErrExist)
-	if err := errors.Join(files.WriteFile(path("file"), "content"), files.MkdirAll(path("full", "child"))); err != nil {
-		t.Fatal(err)
-	}
-	if d, f := kind(source), kind(path("file")); d != links.PlainDir || f != links.PlainFile {
-		t.Errorf("got %v and %v, want a directory and a file", d, f)
-	}
-	_, err := h.Entry(path("missing"))
-	want("look at a missing entry", err, fs.ErrNotExist)
-	_, err = h.Entry(path("missing", "child"))
-	want("look in a missing directory", err, fs.ErrNotExist)
-	_, err = h.Names(path("missing"))
-	want("names of a missing directory", err, fs.ErrNotExist)
+	l.makeDirectories()
+	l.makeLinks()
+	l.removeAll()
+}
 
-	want("link", h.Link(source, path("link")), nil)
-	if e, err := h.Entry(path("link")); err != nil || e != (links.LinkEntry{Kind: links.DirLink, Text: source}) {
-		t.Errorf("link: got %+v, %v, want a link to %s", e, err, source)
+// linkTrial tests a LinkHost in a directory.
+type linkTrial struct {
+	*testing.T
+	h     links.LinkHost
+	files mountercontract.Files
+	dir   string
+}
+
+func (l linkTrial) path(names ...string) string { return l.h.Form().Join(l.dir, names...) }
+
+func (l linkTrial) kind(path string) links.EntryKind {
+	l.Helper()
+	e, err := l.h.Entry(path)
+	if err != nil {
+		l.Fatal(err)
+	}
+	return e.Kind
+}
+
+// want checks the error of a call.
+func (l linkTrial) want(call string, err, want error) {
+	l.Helper()
+	if want == nil && err != nil || want != nil && !errors.Is(err, want) {
+		l.Errorf("%s: got %v, want %v", call, err, want)
+	}
+}
+
+func (l linkTrial) anyError(call string, err error) {
+	l.Helper()
+	if err == nil {
+		l.Errorf("%s: want an error", call)
+	}
+}
+
+// makeDirectories makes the directories source and full, and the file.
+func (l linkTrial) makeDirectories() {
+	source := l.path("source")
+	l.want("mkdir", l.h.Mkdir(source), nil)
+	l.want("mkdir again", l.h.Mkdir(source), fs.ErrExist)
+	if err := errors.Join(l.files.WriteFile(l.path("file"), "content"), l.files.MkdirAll(l.path("full", "child"))); err != nil {
+		l.Fatal(err)
+	}
+	if d, f := l.kind(source), l.kind(l.path("file")); d != links.PlainDir || f != links.PlainFile {
+		l.Errorf("got %v and %v, want a directory and a file", d, f)
+	}
+	_, err := l.h.Entry(l.path("missing"))
+	l.want("look at a missing entry", err, fs.ErrNotExist)
+	_, err = l.h.Entry(l.path("missing", "child"))
+	l.want("look in a missing directory", err, fs.ErrNotExist)
+	_, err = l.h.Names(l.path("missing"))
+	l.want("names of a missing directory", err, fs.ErrNotExist)
+}
+
+// makeLinks makes link and dangling.
+func (l linkTrial) makeLinks() {
+	source := l.path("source")
+	l.want("link", l.h.Link(source, l.path("link")), nil)
+	if e, err := l.h.Entry(l.path("link")); err != nil || e != (links.LinkEntry{Kind: links.DirLink, Text: source}) {
+		l.Errorf("link: got %+v, %v, want a link to %s", e, err, source)
 	}
 	// Not yet there: the link is for directories, all the same.
-	want("link to a missing source", h.Link(path("away"), path("dangling")), nil)
-	if e, err := h.Entry(path("dangling")); err != nil || e != (links.LinkEntry{Kind: links.DirLink, Text: path("away")}) {
-		t.Errorf("dangling link: got %+v, %v", e, err)
+	l.want("link to a missing source", l.h.Link(l.path("away"), l.path("dangling")), nil)
+	if e, err := l.h.Entry(l.path("dangling")); err != nil || e != (links.LinkEntry{Kind: links.DirLink, Text: l.path("away")}) {
+		l.Errorf("dangling link: got %+v, %v", e, err)
 	}
 	for _, name := range []string{"link", "file", "source", "dangling"} {
-		want("link at "+name, h.Link(source, path(name)), fs.ErrExist)
+		l.want("link at "+name, l.h.Link(source, l.path(name)), fs.ErrExist)
 	}
-	if err := files.WriteFile(path("link", "through"), "content"); err != nil || kind(path("source", "through")) != links.PlainFile {
-		t.Errorf("a file through the link: %v", err)
+	if err := l.files.WriteFile(l.path("link", "through"), "content"); err != nil || l.kind(l.path("source", "through")) != links.PlainFile {
+		l.Errorf("a file through the link: %v", err)
 	}
-	if names, err := h.Names(source); err != nil || !slices.Equal(names, []string{"through"}) {
-		t.Errorf("names: got %q, %v", names, err)
+	if names, err := l.h.Names(source); err != nil || !slices.Equal(names, []string{"through"}) {
+		l.Errorf("names: got %q, %v", names, err)
 	}
+}
 
-	anyError("rmdir of a link", h.Rmdir(path("link")))
-	anyError("rmdir of a file", h.Rmdir(path("file")))
-	want("rmdir of a full directory", h.Rmdir(path("full")), mounter.ErrNotEmpty)
-	want("rmdir of a missing directory", h.Rmdir(path("missing")), fs.ErrNotExist)
-	anyError("unlink of a directory", h.Unlink(path("full", "child")))
-	anyError("unlink of a file", h.Unlink(path("file")))
-	want("unlink of a missing link", h.Unlink(path("missing")), fs.ErrNotExist)
-	want("unlink", h.Unlink(path("link")), nil)
-	want("unlink of a dangling link", h.Unlink(path("dangling")), nil)
-	want("rmdir", h.Rmdir(path("full", "child")), nil)
-	if names, err := h.Names(dir); err != nil || len(names) != 3 { // source, file, full
-		t.Errorf("at the end: got %q, %v", names, err)
+// removeAll removes the links, and checks that their source stays.
+func (l linkTrial) removeAll() {
+	source := l.path("source")
+	l.anyError("rmdir of a link", l.h.Rmdir(l.path("link")))
+	l.anyError("rmdir of a file", l.h.Rmdir(l.path("file")))
+	l.want("rmdir of a full directory", l.h.Rmdir(l.path("full")), mounter.ErrNotEmpty)
+	l.want("rmdir of a missing directory", l.h.Rmdir(l.path("missing")), fs.ErrNotExist)
+	l.anyError("unlink of a directory", l.h.Unlink(l.path("full", "child")))
+	l.anyError("unlink of a file", l.h.Unlink(l.path("file")))
+	l.want("unlink of a missing link", l.h.Unlink(l.path("missing")), fs.ErrNotExist)
+	l.want("unlink", l.h.Unlink(l.path("link")), nil)
+	l.want("unlink of a dangling link", l.h.Unlink(l.path("dangling")), nil)
+	l.want("rmdir", l.h.Rmdir(l.path("full", "child")), nil)
+	if names, err := l.h.Names(l.dir); err != nil || len(names) != 3 { // source, file, full
+		l.Errorf("at the end: got %q, %v", names, err)
 	}
-	if kind(path("source", "through")) != links.PlainFile {
-		t.Error("the files of the source are gone")
+	if l.kind(l.path("source", "through")) != links.PlainFile {
+		l.Error("the files of the source are gone")
 	}
-	if u, err := h.Usage(source); err != nil || u.TotalBytes <= 0 || u.AvailableBytes < 0 || u.UsedBytes <= 0 {
-		t.Errorf("usage: got %+v, %v", u, err)
+	if u, err := l.h.Usage(source); err != nil || u.TotalBytes <= 0 || u.AvailableBytes < 0 || u.UsedBytes <= 0 {
+		l.Errorf("usage: got %+v, %v", u, err)
 	}
 }
 

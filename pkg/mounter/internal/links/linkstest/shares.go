@@ -38,26 +38,8 @@ func ShareHost(t *testing.T, h links.ShareHost, local links.LinkHost, s ShareTri
 			}
 		}
 	})
-	if MappedRoot(t, h, s.Root) {
-		t.Fatalf("%s is mapped before the test", s.Root)
-	}
-	if err := h.UnmapShare(s.Root); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("remove a missing mapping: %v", err)
-	}
-	// Before the first session with the server: Windows may use a session for other credentials.
-	wrong := s.Credentials
-	wrong.Password += "x"
-	hint := h.MapShare(s.Root, wrong, false)
-	if MappedRoot(t, h, s.Root) {
-		t.Errorf("mapped with a wrong password, %v", hint)
-	} else if !errors.Is(links.Classify(hint), mounter.ErrAccess) {
-		t.Errorf("a wrong password: %v", hint)
-	}
-	if hint := h.MapShare(s.Missing, s.Credentials, false); MappedRoot(t, h, s.Missing) {
-		t.Errorf("a missing share is mapped, %v", hint)
-	}
-
-	hint = h.MapShare(s.Root, s.Credentials, false)
+	s.mapNothing(t, h)
+	hint := h.MapShare(s.Root, s.Credentials, false)
 	m, err := h.Mapping(s.Root)
 	if err != nil {
 		t.Fatalf("no mapping: %v, %v", hint, err)
@@ -105,5 +87,28 @@ func ShareHost(t *testing.T, h links.ShareHost, local links.LinkHost, s ShareTri
 	}
 	if err := local.Unlink(link); err != nil {
 		t.Error(err)
+	}
+}
+
+// mapNothing tests the calls that make no mapping.
+func (s ShareTrial) mapNothing(t *testing.T, h links.ShareHost) {
+	t.Helper()
+	if MappedRoot(t, h, s.Root) {
+		t.Fatalf("%s is mapped before the test", s.Root)
+	}
+	if err := h.UnmapShare(s.Root); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("remove a missing mapping: %v", err)
+	}
+	// Before the first session with the server: Windows may use a session for other credentials.
+	wrong := s.Credentials
+	wrong.Password += "x"
+	hint := h.MapShare(s.Root, wrong, false)
+	if MappedRoot(t, h, s.Root) {
+		t.Errorf("mapped with a wrong password, %v", hint)
+	} else if !errors.Is(links.Classify(hint), mounter.ErrAccess) {
+		t.Errorf("a wrong password: %v", hint)
+	}
+	if hint := h.MapShare(s.Missing, s.Credentials, false); MappedRoot(t, h, s.Missing) {
+		t.Errorf("a missing share is mapped, %v", hint)
 	}
 }

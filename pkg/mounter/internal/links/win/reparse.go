@@ -1,3 +1,4 @@
+// Package win has the system calls of Windows for the mounts of package links. They decide nothing.
 package win
 
 import (

@@ -30,12 +30,12 @@ const checkSize = 128 << 20
 func (d diskTrial) newVolume(name string) (image, volume string, number uint32) {
 	d.Helper()
 	image = d.Path(name + links.ImageExt)
-	d.Ok("create", d.Host.CreateVHDX(image, checkSize))
+	d.OK("create", d.Host.CreateVHDX(image, checkSize))
 	number = d.Attach(image)
-	d.Ok("partition", d.Host.Partition(number))
-	d.Ok("online", d.Host.SetOnline(number, true))
+	d.OK("partition", d.Host.Partition(number))
+	d.OK("online", d.Host.SetOnline(number, true))
 	volume = d.Volume(number)
-	d.Ok("format", d.Host.Format(volume))
+	d.OK("format", d.Host.Format(volume))
 	return image, volume, number
 }
 
@@ -43,8 +43,8 @@ func (d diskTrial) newVolume(name string) (image, volume string, number uint32) 
 func (d diskTrial) mount(volume, name string) (folder string) {
 	d.Helper()
 	folder = d.Path(name)
-	d.Ok("mkdir", d.Files.MkdirAll(folder))
-	d.Ok("mount", d.Host.MountVolume(volume, folder))
+	d.OK("mkdir", d.Files.MkdirAll(folder))
+	d.OK("mount", d.Host.MountVolume(volume, folder))
 	d.Cleanup(func() {
 		if err := d.Host.UnmountVolume(folder); err != nil {
 			d.Errorf("%s stays mounted: %v", folder, err)
@@ -56,8 +56,8 @@ func (d diskTrial) mount(volume, name string) (folder string) {
 // detach flushes and detaches a virtual disk.
 func (d diskTrial) detach(image, volume string) {
 	d.Helper()
-	d.Ok("flush", d.Host.Flush(volume))
-	d.Ok("detach", d.Host.DetachVHDX(image))
+	d.OK("flush", d.Host.Flush(volume))
+	d.OK("detach", d.Host.DetachVHDX(image))
 }
 
 // diskAssumptions are those about virtual disks, and the disks of the machine.
@@ -76,7 +76,7 @@ var diskAssumptions = []assumption{
 		d := trial(t)
 		_, volume, _ := d.newVolume("disk")
 		folder, link := d.mount(volume, "folder"), d.Path("link")
-		d.Ok("link", windowsLinks{}.Link(folder, link))
+		d.OK("link", windowsLinks{}.Link(folder, link))
 		if err := os.WriteFile(filepath.Join(link, "file"), []byte("data"), 0o600); err != nil {
 			return err.Error()
 		}
@@ -90,11 +90,11 @@ var diskAssumptions = []assumption{
 		image, volume, _ := d.newVolume("disk")
 		d.mount(volume, "folder")
 		before, err := d.Host.VolumeSize(volume)
-		d.Ok("size", err)
+		d.OK("size", err)
 		if err := d.Host.ResizeVHDX(image, checkSize+64<<20); err != nil {
 			return "resize: " + err.Error()
 		}
-		d.Ok("rescan", d.Host.Rescan())
+		d.OK("rescan", d.Host.Rescan())
 		part, err := d.Host.GrowVolume(volume)
 		after, sizeErr := d.Host.VolumeSize(volume)
 		if err := errors.Join(err, sizeErr); err != nil || after <= before {
@@ -107,15 +107,15 @@ var diskAssumptions = []assumption{
 		image, volume, _ := d.newVolume("disk")
 		d.detach(image, volume)
 		source, err := os.Open(image)
-		d.Ok("open", err)
+		d.OK("open", err)
 		defer source.Close()
 		second := d.Path("copy" + links.ImageExt)
 		file, err := os.Create(second)
-		d.Ok("create", err)
+		d.OK("create", err)
 		_, err = io.Copy(file, source)
-		d.Ok("copy", errors.Join(err, file.Close()))
+		d.OK("copy", errors.Join(err, file.Close()))
 		one := d.Attach(image)
-		d.Ok("attach the copy", d.Host.AttachVHDX(second))
+		d.OK("attach the copy", d.Host.AttachVHDX(second))
 		defer d.Host.DetachVHDX(second)
 		var two uint32
 		d.Until("the number of the copy", func() (bool, error) {
@@ -129,7 +129,7 @@ var diskAssumptions = []assumption{
 		}
 		first, err := d.Host.Volumes(one)
 		copies, copyErr := d.Host.Volumes(two)
-		d.Ok("volumes", errors.Join(err, copyErr))
+		d.OK("volumes", errors.Join(err, copyErr))
 		if len(copies) == 0 || slices.Equal(first, copies) {
 			return asAssumed
 		}
@@ -138,16 +138,16 @@ var diskAssumptions = []assumption{
 	{"disks", "a disk that was taken offline is offline when it is attached again", func(t *testing.T) string {
 		d := trial(t)
 		image, volume, number := d.newVolume("disk")
-		d.Ok("flush", d.Host.Flush(volume))
-		d.Ok("offline", d.Host.SetOnline(number, false))
-		d.Ok("detach", d.Host.DetachVHDX(image))
-		d.Ok("attach", d.Host.AttachVHDX(image))
+		d.OK("flush", d.Host.Flush(volume))
+		d.OK("offline", d.Host.SetOnline(number, false))
+		d.OK("detach", d.Host.DetachVHDX(image))
+		d.OK("attach", d.Host.AttachVHDX(image))
 		d.Until("the number of the disk", func() (bool, error) {
 			info, err := d.Host.VHDX(image)
 			number = info.Number
 			return info.HasNumber, err
 		})
-		d.Ok("rescan", d.Host.Rescan())
+		d.OK("rescan", d.Host.Rescan())
 		if on, err := d.Host.IsOnline(number); err != nil || on {
 			return fmt.Sprintf("online: %v, %v", on, err)
 		}
@@ -157,17 +157,17 @@ var diskAssumptions = []assumption{
 		d := trial(t)
 		look := func(number uint32) signature.Content {
 			all, err := d.Host.Disks()
-			d.Ok("disks", err)
+			d.OK("disks", err)
 			i := slices.IndexFunc(all, func(i links.DiskInfo) bool { return i.Number == number })
 			if i < 0 {
 				t.Fatalf("disk %d is not in the list", number)
 			}
 			found, err := links.ExamineDisk(d.Host, links.NewWorker(), all[i])
-			d.Ok("examine", err)
+			d.OK("examine", err)
 			return found
 		}
 		image := d.Path("blank" + links.ImageExt)
-		d.Ok("create", d.Host.CreateVHDX(image, checkSize))
+		d.OK("create", d.Host.CreateVHDX(image, checkSize))
 		blank := look(d.Attach(image))
 		_, _, number := d.newVolume("used")
 		if used := look(number); !blank.Blank || used.Blank {
