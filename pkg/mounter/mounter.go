@@ -96,7 +96,8 @@ func (m Mount) BindFrom(path string) Mount {
 		again.Kind, again.Source = Device, filepath.Join(path, DeviceName)
 	}
 	for _, o := range m.Options {
-		if slices.Contains(options.Directory, o) { // all others belong to the filesystem, and hold for all of its mounts
+		if slices.Contains(options.Directory,
+			o) { // all others belong to the filesystem, and hold for all of its mounts
 			again.Options = append(again.Options, o)
 		}
 	}

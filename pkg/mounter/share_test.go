@@ -36,7 +36,8 @@ func TestParseShare(t *testing.T) {
 		"//server/share/a.", "//server/share/a ", "//server/share/\xff", "//server/share/" + long + "a",
 		"//server:0/share", "//server:65536/share", "//server:x/share", "//server:/share", "//:445/share", "//-a/share",
 		"//a b/share", "//server,ip=10.0.0.1/share", "//[::1/share", "//[10.0.0.1]/share", "//[fe80::1%eth0]/share",
-		"//" + long + "/share", "//server/" + strings.Repeat("s", 81), "//server/share" + strings.Repeat("/0123456", 200),
+		"//" + long + "/share", "//server/" + strings.Repeat("s", 81), "//server/share" + strings.Repeat("/0123456",
+			200),
 		"smb://server/share", `\\server\share`,
 	} {
 		if got, err := ParseShare(source); !errors.Is(err, ErrPath) {
@@ -65,7 +66,8 @@ func FuzzParseShare(f *testing.F) {
 }
 
 func TestOptionsOfAShare(t *testing.T) {
-	good := []string{"uid=0", "gid=4242", "gid=3999999999", "file_mode=0660", "dir_mode=02770", "dir_mode=770", "actimeo=30",
+	good := []string{"uid=0", "gid=4242", "gid=3999999999", "file_mode=0660", "dir_mode=02770", "dir_mode=770",
+		"actimeo=30",
 		"closetimeo=1", "cache=none", "rsize=65536", "vers=3.1.1", "sec=krb5", "cruid=1000", "forcegid", "seal", "nobrl",
 		"mfsymlinks", "context=system_u:object_r:container_file_t:s0:c1,c2", `context="system_u:object_r:container_file_t:s0:c1,c2"`, "ro",
 		"noexec", "relatime"}
@@ -109,7 +111,8 @@ func TestCredentialsAreHidden(t *testing.T) {
 	}
 	texts := []string{log.String(), string(data), fmt.Sprint(m), fmt.Errorf("mount %v: %w", m, ErrServer).Error()}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
-		texts = append(texts, fmt.Sprintf(verb, m), fmt.Sprintf(verb, c), fmt.Sprintf(verb, &c), fmt.Sprintf(verb, []any{c}))
+		texts = append(texts, fmt.Sprintf(verb, m), fmt.Sprintf(verb, c), fmt.Sprintf(verb, &c), fmt.Sprintf(verb,
+			[]any{c}))
 	}
 	for _, text := range texts {
 		for _, form := range []string{"secret-", fmt.Sprintf("%x", "secret-"), "[115 101"} {

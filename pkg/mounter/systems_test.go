@@ -29,7 +29,8 @@ func FuzzCheckOptions(f *testing.F) {
 			err := CheckOptions(Image, fsType, []string{o})
 			_, isLabel := options.Label(o)
 			isLabel = isLabel && fsType != options.NTFS
-			if listed := slices.Contains(options.Directory, o) || slices.Contains(own, o) || isLabel; listed && err != nil ||
+			if listed := slices.Contains(options.Directory, o) || slices.Contains(own, o) || isLabel; listed &&
+				err != nil ||
 				!listed && !errors.Is(err, ErrOption) {
 				t.Errorf("CheckOptions(%q) of an image with %s = %v", o, fsType, err)
 			}
@@ -47,7 +48,8 @@ func FuzzCheckOptions(f *testing.F) {
 		if l, ok := options.Label(o); ok { // the quotes around it are not passed to the kernel
 			o = l
 		}
-		for _, never := range []string{"user", "pass", "cred", "domain", "ip", "addr", "unc", "source", "prefix", "port"} {
+		for _, never := range []string{"user", "pass", "cred", "domain", "ip", "addr", "unc", "source", "prefix",
+			"port"} {
 			if err == nil && (strings.HasPrefix(name, never) || strings.ContainsAny(o, "\n\x00 \"'")) {
 				t.Errorf("a share may have the option %q", o)
 			}

@@ -219,7 +219,8 @@ func (f *Fake) checkSource(m mounter.Mount) error {
 			continue
 		}
 		if used, err := readFake(other); err == nil && used == id {
-			return fmt.Errorf("%w: %s has the UUID of the filesystem that is mounted at %s", mounter.ErrFormat, m.Source, path)
+			return fmt.Errorf("%w: %s has the UUID of the filesystem that is mounted at %s", mounter.ErrFormat,
+				m.Source, path)
 		}
 	}
 	return nil
@@ -267,7 +268,8 @@ func (f *Fake) checkDevice(m mounter.Mount, size int64) error {
 		return nil
 	}
 	if m.ReadOnly {
-		return fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", mounter.ErrDevice, m.Source)
+		return fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", mounter.ErrDevice,
+			m.Source)
 	}
 	return formatFake(file, m.FSType)
 }

@@ -65,7 +65,8 @@ func TestAFakeDeviceIsFormattedOnceOrRefused(t *testing.T) {
 	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m, staging := mounter.Mount{Kind: mounter.BlockDevice, Source: file, FSType: "ext4", Serial: "s", ReadOnly: true}, b.Path("staging")
+	m, staging := mounter.Mount{Kind: mounter.BlockDevice, Source: file, FSType: "ext4", Serial: "s",
+		ReadOnly: true}, b.Path("staging")
 	b.Refused(m, staging, mounter.ErrDevice)
 	m.ReadOnly = false
 	b.MustMount(m, staging)
@@ -101,7 +102,8 @@ func TestTheFakeMountsShares(t *testing.T) {
 	dir := t.TempDir()
 	f, ctx := NewFake(dir), context.Background()
 	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
-	m := mounter.Mount{Kind: mounter.Share, Source: "//SERVER/Share/dir", Options: []string{"gid=1"}, Credentials: mounter.Credentials{Password: "a"}}
+	m := mounter.Mount{Kind: mounter.Share, Source: "//SERVER/Share/dir", Options: []string{"gid=1"},
+		Credentials: mounter.Credentials{Password: "a"}}
 	steps := []error{f.Mount(ctx, m, staging), f.Mount(ctx, m.BindFrom(staging), target)}
 	m.Source, m.Credentials.Password = "//server/share/dir", "b"
 	if err := errors.Join(append(steps, f.Mount(ctx, m, staging))...); err != nil {
@@ -122,11 +124,14 @@ func TestTheFakeMountsShares(t *testing.T) {
 	}
 	other.Source, other.Options = m.Source, []string{"gid=2"}
 	for what, err := range map[string]error{
-		"another group":  f.Mount(ctx, other, staging),
-		"a bad source":   f.Mount(ctx, mounter.Mount{Kind: mounter.Share, Source: "//server/share/.."}, filepath.Join(dir, "bad")),
-		"a bad password": f.Mount(ctx, mounter.Mount{Kind: mounter.Share, Source: "//server/share", Credentials: mounter.Credentials{Password: "\x00"}}, filepath.Join(dir, "bad")),
+		"another group": f.Mount(ctx, other, staging),
+		"a bad source": f.Mount(ctx, mounter.Mount{Kind: mounter.Share, Source: "//server/share/.."},
+			filepath.Join(dir, "bad")),
+		"a bad password": f.Mount(ctx, mounter.Mount{Kind: mounter.Share, Source: "//server/share",
+			Credentials: mounter.Credentials{Password: "\x00"}}, filepath.Join(dir, "bad")),
 	} {
-		want := map[string]error{"another group": mounter.ErrConflict, "a bad source": mounter.ErrPath, "a bad password": mounter.ErrOption}[what]
+		want := map[string]error{"another group": mounter.ErrConflict, "a bad source": mounter.ErrPath,
+			"a bad password": mounter.ErrOption}[what]
 		if !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", what, err, want)
 		}

@@ -39,7 +39,8 @@ func TestFakeSharesAreAHostOfShares(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	linkstest.ShareHost(t, n.FakeWindows.shares, n.disks, linkstest.ShareTrial{Root: `\\srv\share`, Missing: `\\srv\missing`,
+	linkstest.ShareHost(t, n.FakeWindows.shares, n.disks, linkstest.ShareTrial{Root: `\\srv\share`,
+		Missing:     `\\srv\missing`,
 		Credentials: user, Dir: dir})
 	for _, source := range []string{"//srv/share/dir", "//srv:446/share", "share"} {
 		if err := n.AddShare(source, t.TempDir(), user); !errors.Is(err, mounter.ErrPath) {
@@ -68,7 +69,8 @@ func TestDataFlowsThroughFakeShares(t *testing.T) {
 	}
 	missing := mounter.Mount{Kind: mounter.Share, Source: "//srv/share/c", Credentials: user}
 	n.Refused(missing, n.Path("c"), mounter.ErrNotFound)
-	wrong := mounter.Mount{Kind: mounter.Share, Source: "//srv/share/a", Credentials: mounter.Credentials{Username: "other", Password: "x"}}
+	wrong := mounter.Mount{Kind: mounter.Share, Source: "//srv/share/a",
+		Credentials: mounter.Credentials{Username: "other", Password: "x"}}
 	n.Refused(wrong, n.Path("c"), mounter.ErrBusy)
 	n.MustUnmount(n.Path("a"))
 	if !linkstest.MappedRoot(t, n.FakeWindows.shares, `\\srv\share`) {

@@ -50,7 +50,8 @@ func TestAQueueOutlivesPanics(t *testing.T) {
 	var property *int
 	err := queueCall(&w, ctx, "query", func() error { *property = 1; return nil })
 	var p *guard.Panic
-	if !errors.As(err, &p) || !strings.Contains(err.Error(), "query: ") || !strings.Contains(err.Error(), "nil pointer") {
+	if !errors.As(err, &p) || !strings.Contains(err.Error(), "query: ") || !strings.Contains(err.Error(),
+		"nil pointer") {
 		t.Errorf("got %v, want the name and the value of the panic", err)
 	}
 	if err := queueCall(&w, ctx, "query", func() error { runtime.Goexit(); return nil }); !errors.Is(err, errNoResult) {
@@ -78,7 +79,8 @@ func TestAQueueIsBounded(t *testing.T) {
 	}
 	waiting, stop := context.WithCancel(context.Background())
 	go func() {
-		result <- queueCall(&w, waiting, "second call", func() error { t.Error("it runs beside the first"); return nil })
+		result <- queueCall(&w, waiting, "second call",
+			func() error { t.Error("it runs beside the first"); return nil })
 	}()
 	stop()
 	if err := <-result; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "second call") {
@@ -102,7 +104,8 @@ func TestAQueueNamesTheCallThatHangs(t *testing.T) {
 	<-begun
 	ctx := &lateContext{Context: context.Background(), done: make(chan struct{})}
 	close(ctx.done)
-	if err := queueCall(&w, ctx, "second call", func() error { return nil }); !errors.Is(err, context.DeadlineExceeded) ||
+	if err := queueCall(&w, ctx, "second call", func() error { return nil }); !errors.Is(err,
+		context.DeadlineExceeded) ||
 		!strings.Contains(err.Error(), "first call") {
 		t.Errorf("got %v, want the call that hangs", err)
 	}

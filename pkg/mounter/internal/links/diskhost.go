@@ -241,9 +241,11 @@ func (c diskCalls) failure(volume string) (*mounter.Failure, error) {
 	case err != nil:
 		return nil, err
 	case readOnly:
-		return &mounter.Failure{Kind: mounter.TurnedReadOnly, Message: "the volume is read-only: see the event log of the node"}, nil
+		return &mounter.Failure{Kind: mounter.TurnedReadOnly,
+			Message: "the volume is read-only: see the event log of the node"}, nil
 	case dirty:
-		return &mounter.Failure{Kind: mounter.Erroneous, Message: "the volume is marked as damaged (dirty bit): stop its pods, and run chkdsk"}, nil
+		return &mounter.Failure{Kind: mounter.Erroneous,
+			Message: "the volume is marked as damaged (dirty bit): stop its pods, and run chkdsk"}, nil
 	}
 	return nil, nil
 }

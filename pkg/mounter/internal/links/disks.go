@@ -308,7 +308,8 @@ func (l *links) release(r linkRecord) error {
 			return err
 		}
 		if found && disk != number {
-			return fmt.Errorf("%w: %s shows %s of disk %d, must be of disk %d", mounter.ErrDevice, r.Source, volume, disk,
+			return fmt.Errorf("%w: %s shows %s of disk %d, must be of disk %d", mounter.ErrDevice, r.Source, volume,
+				disk,
 				number)
 		}
 		if r.adopted {
@@ -467,7 +468,8 @@ func (d *linkDisks) growProven(volume string, number uint32) error {
 	}
 	size, err := d.volumeSize(volume)
 	if err == nil && size < want-VolumeSlack {
-		err = fmt.Errorf("%w: %s has %d bytes after growth, its partition has %d", mounter.ErrDevice, volume, size, want)
+		err = fmt.Errorf("%w: %s has %d bytes after growth, its partition has %d", mounter.ErrDevice, volume, size,
+			want)
 	}
 	return err
 }

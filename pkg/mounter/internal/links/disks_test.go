@@ -110,20 +110,28 @@ func diskFlows() map[string]diskFlow {
 		published := func(b *bench, m *model) { staged(b, m); must(b, publish(b)) }
 		both := func(b *bench) error { return errors.Join(stage(b), publish(b)) }
 		flows[name+": mount"] = diskFlow{v.used, stage, v.mount, at{staging}, false}
-		flows[name+": mount after a reboot"] = diskFlow{func(b *bench, m *model) { staged(b, m); m.disks.reboot() }, stage,
+		flows[name+": mount after a reboot"] = diskFlow{func(b *bench, m *model) { staged(b, m); m.disks.reboot() },
+			stage,
 			v.mount, at{staging}, false}
 		flows[name+": mount and publish"] = diskFlow{v.used, both, v.mount, at{staging, target}, false}
-		flows[name+": unmount"] = diskFlow{staged, func(b *bench) error { return b.Unmount(ctx, b.staging()) }, v.mount, nil,
+		flows[name+": unmount"] = diskFlow{staged, func(b *bench) error { return b.Unmount(ctx, b.staging()) },
+			v.mount, nil,
 			false}
 		flows[name+": unmount while published"] = diskFlow{published,
-			func(b *bench) error { return errors.Join(both(b), b.Unmount(ctx, b.staging())) }, v.mount, at{target}, false}
+			func(b *bench) error {
+				return errors.Join(both(b), b.Unmount(ctx,
+					b.staging()))
+			}, v.mount, at{target}, false}
 		flows[name+": remove the last"] = diskFlow{published, func(b *bench) error {
 			return errors.Join(b.Unmount(ctx, b.staging()), b.Remove(ctx, b.target()))
 		}, v.mount, nil, false}
 		flows[name+": grow"] = diskFlow{func(b *bench, m *model) {
 			staged(b, m)
 			m.disks.all()[0].size = 2 * gib
-		}, func(b *bench) error { return errors.Join(stage(b), b.Grow(ctx, v.mount(b), b.staging())) }, v.mount, at{staging},
+		}, func(b *bench) error {
+			return errors.Join(stage(b), b.Grow(ctx, v.mount(b),
+				b.staging()))
+		}, v.mount, at{staging},
 			false}
 	}
 	flows["attached disk: first mount"] = diskFlow{func(b *bench, m *model) { m.disks.plug(serialNumber, gib) },
@@ -148,7 +156,10 @@ func TestEveryStepOfADisk(t *testing.T) {
 		for _, way := range ways {
 			for n := 1; ; n++ {
 				reached := false
-				t.Run(fmt.Sprintf("%s/%s/%d", name, way, n), func(t *testing.T) { reached = testDiskStep(t, f, way, n) })
+				t.Run(fmt.Sprintf("%s/%s/%d", name, way, n), func(t *testing.T) {
+					reached = testDiskStep(t, f, way,
+						n)
+				})
 				if !reached {
 					// A disk of a storage system is there again after a reboot.
 					if n == 1 && name != "attached disk: mount after a reboot" {
@@ -320,8 +331,9 @@ func TestUsedDisksAreNotFormatted(t *testing.T) {
 		mount func(b *bench) mounter.Mount
 		want  error
 	}{
-		"image":         {usedImage, func(b *bench) mounter.Mount { return b.vhdx("v") }, mounter.ErrFormat},
-		"attached disk": {usedDisk, func(b *bench) mounter.Mount { return b.attachedDisk(serialNumber) }, mounter.ErrDevice},
+		"image": {usedImage, func(b *bench) mounter.Mount { return b.vhdx("v") }, mounter.ErrFormat},
+		"attached disk": {usedDisk, func(b *bench) mounter.Mount { return b.attachedDisk(serialNumber) },
+			mounter.ErrDevice},
 		"attached disk with the record of a format": {func(b *bench, m *model) {
 			usedDisk(b, m)
 			data := fmt.Sprintf(`{"serial":%q,"size":%d}`, serialNumber, gib)
@@ -352,7 +364,8 @@ func TestTheProofOfADisk(t *testing.T) {
 	usedImage(b, m)
 	m.disks.wrongDisk = true
 	b.Refused(b.vhdx("v"), b.staging(), mounter.ErrDevice)
-	if err := b.MakeImage(ctx, b.vhdx("new").Source, gib, options.NTFS); !errors.Is(err, mounter.ErrDevice) || m.disks.formats > 0 {
+	if err := b.MakeImage(ctx, b.vhdx("new").Source, gib, options.NTFS); !errors.Is(err, mounter.ErrDevice) ||
+		m.disks.formats > 0 {
 		t.Errorf("MakeImage = %v, %d formats", err, m.disks.formats)
 	}
 	m.disks.wrongDisk = false
@@ -474,7 +487,8 @@ func TestACallThatHangs(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { <-hangs; cancel() }()
-	if err := b.Mount(ctx, b.vhdx("v"), b.staging()); !errors.Is(err, mounter.ErrStalled) || !errors.Is(err, context.Canceled) {
+	if err := b.Mount(ctx, b.vhdx("v"), b.staging()); !errors.Is(err, mounter.ErrStalled) || !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("Mount = %v, want ErrStalled", err)
 	}
 	for name, call := range map[string]func(context.Context) error{
@@ -482,7 +496,8 @@ func TestACallThatHangs(t *testing.T) {
 		"MakeImage": func(ctx context.Context) error { return b.MakeImage(ctx, b.vhdx("w").Source, gib, options.NTFS) },
 		"GrowImage": func(ctx context.Context) error { return b.GrowImage(ctx, b.vhdx("v").Source, 2*gib) },
 		"Freeze": func(ctx context.Context) error {
-			return b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, func(context.Context) error { return nil })
+			return b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity,
+				func(context.Context) error { return nil })
 		},
 	} {
 		if name == "MakeImage" { // which looks at its ctx first
@@ -594,7 +609,8 @@ func TestAnImageOfAnotherProgram(t *testing.T) {
 	disk.online = true
 	for range 2 {
 		got, err := b.MountPointsOf(v.Source)
-		if want := fmt.Sprintf(`\\.\PhysicalDrive%d`, disk.number); err != nil || !slices.Equal(got, []string{want}) || !disk.attached {
+		if want := fmt.Sprintf(`\\.\PhysicalDrive%d`, disk.number); err != nil || !slices.Equal(got, []string{want}) ||
+			!disk.attached {
 			t.Errorf("MountPointsOf: got %q, %v, want %s", got, err, want)
 		}
 	}
@@ -657,11 +673,13 @@ func TestFreezeOfVirtualDisks(t *testing.T) {
 	usedImage(b, m)
 	ctx, copied := context.Background(), 0
 	copyData := func(context.Context) error { copied++; return nil }
-	if err := b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, copyData); err != nil || copied != 1 {
+	if err := b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, copyData); err != nil ||
+		copied != 1 {
 		t.Errorf("Freeze of a detached image = %v, copied %d times", err, copied)
 	}
 	b.MustMount(b.vhdx("v"), b.staging())
-	if err := b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, copyData); !errors.Is(err, mounter.ErrBusy) || copied != 1 {
+	if err := b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, copyData); !errors.Is(err,
+		mounter.ErrBusy) || copied != 1 {
 		t.Errorf("Freeze of an attached image = %v, copied %d times", err, copied)
 	}
 	if err := b.NewUUID(ctx, nil, options.NTFS, 0); !errors.Is(err, errors.ErrUnsupported) {
@@ -690,15 +708,23 @@ func TestTheGuardOfBlankDisks(t *testing.T) {
 		want   error
 		text   string
 	}{
-		"an ext4":                    {func(_ *model, k *modelDisk) { k.data[1024+0x38] = "\x53\xef" }, mounter.ErrDevice, "ext4"},
-		"unknown data at the end":    {func(_ *model, k *modelDisk) { k.data[k.size-9] = "x" }, mounter.ErrDevice, "unknown"},
-		"an NTFS without partition":  {func(_ *model, k *modelDisk) { k.data[3] = "NTFS    " }, mounter.ErrDevice, "ntfs"},
-		"it cannot be read":          {func(_ *model, k *modelDisk) { k.unreadable = true }, mounter.ErrDevice, "read"},
-		"it is read-only":            {func(_ *model, k *modelDisk) { k.readOnly = true }, mounter.ErrReadOnly, "writable"},
-		"it is too small":            {func(_ *model, k *modelDisk) { k.size = gib - 4096 }, mounter.ErrDevice, "at least"},
-		"two with the serial number": {func(m *model, _ *modelDisk) { m.disks.plug(serialNumber, gib) }, mounter.ErrDevice, "same serial"},
-		"it is not attached":         {func(_ *model, k *modelDisk) { k.attached = false }, mounter.ErrDevice, "no disk"},
-		"a table without partitions": {func(_ *model, k *modelDisk) { k.data[512] = "EFI PART" }, mounter.ErrDevice, "0 partitions"},
+		"an ext4": {func(_ *model, k *modelDisk) { k.data[1024+0x38] = "\x53\xef" },
+			mounter.ErrDevice, "ext4"},
+		"unknown data at the end": {func(_ *model, k *modelDisk) { k.data[k.size-9] = "x" }, mounter.ErrDevice,
+			"unknown"},
+		"an NTFS without partition": {func(_ *model, k *modelDisk) { k.data[3] = "NTFS    " }, mounter.ErrDevice,
+			"ntfs"},
+		"it cannot be read": {func(_ *model, k *modelDisk) { k.unreadable = true }, mounter.ErrDevice, "read"},
+		"it is read-only": {func(_ *model, k *modelDisk) { k.readOnly = true }, mounter.ErrReadOnly,
+			"writable"},
+		"it is too small": {func(_ *model, k *modelDisk) { k.size = gib - 4096 }, mounter.ErrDevice,
+			"at least"},
+		"two with the serial number": {func(m *model, _ *modelDisk) { m.disks.plug(serialNumber, gib) },
+			mounter.ErrDevice, "same serial"},
+		"it is not attached": {func(_ *model, k *modelDisk) { k.attached = false }, mounter.ErrDevice,
+			"no disk"},
+		"a table without partitions": {func(_ *model, k *modelDisk) { k.data[512] = "EFI PART" }, mounter.ErrDevice,
+			"0 partitions"},
 		"an exFAT in a partition": {func(m *model, k *modelDisk) {
 			k.addPart(partStart, k.size-partStart-partTail)
 			m.disks.addVolume(k, "exfat")
@@ -707,7 +733,8 @@ func TestTheGuardOfBlankDisks(t *testing.T) {
 			k.addPart(partStart, 1<<20)
 			k.addPart(partStart+1<<20, 1<<20)
 		}, mounter.ErrDevice, "2 partitions"},
-		"data where the partition will be": {func(_ *model, k *modelDisk) { k.data[partStart+3] = "-FVE-FS-" }, mounter.ErrDevice,
+		"data where the partition will be": {func(_ *model, k *modelDisk) { k.data[partStart+3] = "-FVE-FS-" },
+			mounter.ErrDevice,
 			"BitLocker"},
 	} {
 		for _, online := range []bool{false, true} { // true: another program uses the disk
@@ -865,7 +892,8 @@ func TestGuardsOfDisks(t *testing.T) {
 		must(b, err)
 		record.Path = b.target()
 		must(b, b.Unmount(ctx, b.staging()))
-		if err := l.mount(ctx, mounter.Mount{Kind: mounter.Directory}, record); !errors.Is(err, mounter.ErrPath) || b.Files.Exists(b.target()) {
+		if err := l.mount(ctx, mounter.Mount{Kind: mounter.Directory}, record); !errors.Is(err, mounter.ErrPath) ||
+			b.Files.Exists(b.target()) {
 			t.Errorf("mount = %v, want ErrPath", err)
 		}
 	})
@@ -885,7 +913,8 @@ func TestAFreezeHoldsItsImagesOnly(t *testing.T) {
 		"Mount":     func(ctx context.Context) error { return b.Mount(ctx, v, b.staging()) },
 		"GrowImage": func(ctx context.Context) error { return b.GrowImage(ctx, v.Source, 4*gib) },
 		"Freeze": func(ctx context.Context) error {
-			return b.Freeze(ctx, "", []string{v.Source}, mountercontract.Eternity, func(context.Context) error { return nil })
+			return b.Freeze(ctx, "", []string{v.Source}, mountercontract.Eternity,
+				func(context.Context) error { return nil })
 		},
 	}
 	err := b.Freeze(ctx, "", []string{v.Source, v.Source}, mountercontract.Eternity, func(context.Context) error {

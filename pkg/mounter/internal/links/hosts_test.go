@@ -31,7 +31,8 @@ func TestTheModelIsAMachine(t *testing.T) {
 			if err := files.MkdirAll(dir); err != nil {
 				t.Fatal(err)
 			}
-			linkstest.ShareHost(t, m.Shares, m.Links, linkstest.ShareTrial{Root: `\\srv\share`, Missing: `\\srv\missing`,
+			linkstest.ShareHost(t, m.Shares, m.Links, linkstest.ShareTrial{Root: `\\srv\share`,
+				Missing:     `\\srv\missing`,
 				Credentials: mounter.Credentials{Username: "user", Password: "Passw0rd"}, Dir: dir})
 		},
 	} {

@@ -45,7 +45,8 @@ func newLinks(host LinkHost, kubelet string, store recordStore, options ...linkO
 	if err != nil {
 		return nil, fmt.Errorf("kubelet directory: %w", err)
 	}
-	l := &links{host: host, kubelet: kubelet, PathForm: form, usages: inflight.Group[string, mounter.Usage]{Limit: inflight.NoLimit}}
+	l := &links{host: host, kubelet: kubelet, PathForm: form, usages: inflight.Group[string,
+		mounter.Usage]{Limit: inflight.NoLimit}}
 	for _, o := range options {
 		o(l)
 	}
@@ -128,7 +129,8 @@ func (l *links) mount(ctx context.Context, m mounter.Mount, record linkRecord) e
 	case at.state == foreign:
 		return fmt.Errorf("%w: %s is %s, and not a directory", mounter.ErrPath, path, at.entry.Kind)
 	case at.state == replaced:
-		return fmt.Errorf("%w: the link at %s leads to %s, but %s was mounted there: unmount the path", mounter.ErrConflict,
+		return fmt.Errorf("%w: the link at %s leads to %s, but %s was mounted there: unmount the path",
+			mounter.ErrConflict,
 			path, at.entry.Text, at.record.Source)
 	case at.state == mounted && !at.record.equal(record, l.PathForm):
 		return fmt.Errorf("%w: %s", mounter.ErrConflict, path)

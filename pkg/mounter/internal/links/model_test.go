@@ -330,7 +330,8 @@ func (s *modelStore) change(op, name string, change func()) error {
 func newModelBench(t *testing.T) (*bench, *model, *modelStore) {
 	t.Helper()
 	m := newModel()
-	b := &bench{&mountercontract.Bench{T: t, Files: modelFiles{m}, Kubelet: `C:\var\lib\kubelet`, Storage: `D:\causeway`}}
+	b := &bench{&mountercontract.Bench{T: t, Files: modelFiles{m}, Kubelet: `C:\var\lib\kubelet`,
+		Storage: `D:\causeway`}}
 	b.Mkdir(b.Kubelet)
 	b.Mkdir(b.Storage)
 	store := &modelStore{m: m, files: map[string][]byte{}}

@@ -30,7 +30,8 @@ func cleanUnix(p string) (string, error) {
 	if !path.IsAbs(p) || path.Clean(p) != p || strings.IndexByte(p, 0) >= 0 {
 		return "", fmt.Errorf("%w: %.128q is not absolute and clean", mounter.ErrPath, p)
 	}
-	if len(p) > paths.MaxPath || slices.ContainsFunc(strings.Split(p, "/"), func(n string) bool { return len(n) > paths.MaxName }) {
+	if len(p) > paths.MaxPath || slices.ContainsFunc(strings.Split(p, "/"),
+		func(n string) bool { return len(n) > paths.MaxName }) {
 		return "", fmt.Errorf("%w: %.64q… is too long", mounter.ErrPath, p)
 	}
 	return p, nil
@@ -120,15 +121,18 @@ func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 // another name.
 func checkWindowsName(name string) error {
 	if strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || strings.ContainsRune(windowsForbidden, r) }) {
-		return fmt.Errorf("%w: invalid name %.64q: must not have a control character or one of %s", mounter.ErrPath, name,
+		return fmt.Errorf("%w: invalid name %.64q: must not have a control character or one of %s", mounter.ErrPath,
+			name,
 			windowsForbidden)
 	}
 	if strings.HasSuffix(name, ".") || strings.HasSuffix(name, " ") { // "..", too
-		return fmt.Errorf("%w: invalid name %.64q: must not end with a dot or a space, which Windows cuts off", mounter.ErrPath,
+		return fmt.Errorf("%w: invalid name %.64q: must not end with a dot or a space, which Windows cuts off",
+			mounter.ErrPath,
 			name)
 	}
 	if n := len(utf16.Encode([]rune(name))); n > paths.MaxName {
-		return fmt.Errorf("%w: invalid name %.64q…: must have at most %d UTF-16 code units, has %d", mounter.ErrPath, name,
+		return fmt.Errorf("%w: invalid name %.64q…: must have at most %d UTF-16 code units, has %d", mounter.ErrPath,
+			name,
 			paths.MaxName, n)
 	}
 	base, _, _ := strings.Cut(strings.ToLower(name), ".")

@@ -44,7 +44,8 @@ func TestRecordsAreFoundByTheirSource(t *testing.T) {
 	groupsOf(t, rs, map[string][]string{`C:\a`: {`C:\one`, `C:\two`}, `C:\b`: {`C:\three`}})
 
 	t.Run("a record that gets another source", func(t *testing.T) {
-		if err := rs.put(linkRecord{Path: strings.ToUpper(`c:\three`), Kind: mounter.Directory, Source: `C:\a`}); err != nil {
+		if err := rs.put(linkRecord{Path: strings.ToUpper(`c:\three`), Kind: mounter.Directory,
+			Source: `C:\a`}); err != nil {
 			t.Fatal(err)
 		}
 		groupsOf(t, rs, map[string][]string{`C:\a`: {`C:\THREE`, `C:\one`, `C:\two`}})

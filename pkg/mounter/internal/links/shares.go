@@ -52,7 +52,8 @@ func newMappings(host ShareHost, store recordStore, hasLink func(root string) bo
 	if err != nil {
 		return nil, err
 	}
-	s := &mappings{host: host, worker: calls, flights: inflight.Group[string, mounter.Usage]{Limit: inflight.NoLimit}, hasLink: hasLink, records: records, pins: map[string]int{},
+	s := &mappings{host: host, worker: calls, flights: inflight.Group[string, mounter.Usage]{Limit: inflight.NoLimit},
+		hasLink: hasLink, records: records, pins: map[string]int{},
 		removals: map[string]*removal{}, digests: map[string][sha256.Size]byte{}}
 	rand.Read(s.key[:])
 	return s, nil
@@ -68,7 +69,8 @@ type shareUse struct {
 
 // openShare opens the share of a mount of m whose link has a text. release ends the use of this
 // call.
-func (l *links) openShare(ctx context.Context, m mounter.Mount, root, text string, mounted bool) (release func(), err error) {
+func (l *links) openShare(ctx context.Context, m mounter.Mount, root, text string, mounted bool) (release func(),
+	err error) {
 	if l.shares == nil {
 		return nil, fmt.Errorf("%w: shares on this machine", errors.ErrUnsupported)
 	}
@@ -164,7 +166,8 @@ func (s *mappings) checkUser(u shareUse) (replace string, err error) {
 		}
 		if s.used(r.Root, u.root) {
 			return "", fmt.Errorf("%w: another user has %s mapped, and Windows permits one user for a server "+
-				"(error 1219): use that user for all shares of %s, or end the pods with the other one", mounter.ErrBusy, r.Root,
+				"(error 1219): use that user for all shares of %s, or end the pods with the other one",
+				mounter.ErrBusy, r.Root,
 				RootServer(u.root))
 		}
 		if r.Root != u.root { // its own mapping is replaced below, if it exists
@@ -193,7 +196,8 @@ func (s *mappings) check(ctx context.Context, u shareUse, m ShareMapping) (repla
 			"share", mounter.ErrBusy, u.root)
 	case otherUser:
 		return "", fmt.Errorf("%w: %s is mapped by another program with another user, and Windows permits one user "+
-			"for a server (error 1219): remove it with Remove-SmbGlobalMapping, or use its user", mounter.ErrBusy, u.root)
+			"for a server (error 1219): remove it with Remove-SmbGlobalMapping, or use its user",
+			mounter.ErrBusy, u.root)
 	case lacksPrivacy:
 		return "", fmt.Errorf("%w: %s is mapped by another program, without encryption, or it is not known: remove it "+
 			"with Remove-SmbGlobalMapping", mounter.ErrBusy, u.root)

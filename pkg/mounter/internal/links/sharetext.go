@@ -20,7 +20,8 @@ func LinkText(source string) (string, error) {
 		return "", err
 	}
 	if s.Port != 0 && s.Port != mounter.SMBPort {
-		return "", fmt.Errorf("%w: invalid share %.128q: Windows connects to port %d only: remove the port", mounter.ErrPath,
+		return "", fmt.Errorf("%w: invalid share %.128q: Windows connects to port %d only: remove the port",
+			mounter.ErrPath,
 			source, mounter.SMBPort)
 	}
 	server := s.Server
@@ -33,7 +34,8 @@ func LinkText(source string) (string, error) {
 	}
 	text, _, ok := ParseUNC(text)
 	if !ok {
-		return "", fmt.Errorf("%w: invalid share %.128q: Windows reads a name in it as another name", mounter.ErrPath, source)
+		return "", fmt.Errorf("%w: invalid share %.128q: Windows reads a name in it as another name", mounter.ErrPath,
+			source)
 	}
 	return text, nil
 }
@@ -47,7 +49,8 @@ func ParseUNC(text string) (clean, root string, ok bool) {
 		return "", "", false
 	}
 	server, share := strings.ToLower(names[0]), strings.ToLower(names[1])
-	if len(server) > mounter.MaxHostname || !mounter.Hostname.MatchString(server) || mounter.CheckShareName(share) != nil {
+	if len(server) > mounter.MaxHostname || !mounter.Hostname.MatchString(server) ||
+		mounter.CheckShareName(share) != nil {
 		return "", "", false
 	}
 	for _, name := range names[2:] {

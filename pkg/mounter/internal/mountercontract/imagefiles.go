@@ -88,7 +88,8 @@ var imageFileRules = []struct {
 				t.Fatal(err)
 			}
 			for _, to := range []struct{ ask, want int64 }{
-				{imageSize, imageSize}, {2 * imageSize, 2 * imageSize}, {2 * imageSize, 2 * imageSize}, {imageSize, 2 * imageSize}, {0, 2 * imageSize},
+				{imageSize, imageSize}, {2 * imageSize, 2 * imageSize}, {2 * imageSize, 2 * imageSize}, {imageSize,
+					2 * imageSize}, {0, 2 * imageSize},
 			} {
 				if err := b.GrowImage(ctx, m.Source, to.ask); err != nil {
 					t.Fatalf("GrowImage to %d bytes = %v", to.ask, err)

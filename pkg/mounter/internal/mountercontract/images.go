@@ -110,7 +110,8 @@ var imageRules = []struct {
 	name string
 	test func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount)
 }{
-	{"a freeze calls copyData once and returns its error", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
+	{"a freeze calls copyData once and returns its error", func(t *testing.T, b *Bench, image func(b *Bench, name,
+		fsType string) mounter.Mount) {
 		mounted, idle, disk := image(b, "mounted", "ext4"), image(b, "idle", "ext4"), image(b, "disk", "")
 		b.MustMount(mounted, b.Path("mounted"))
 		b.MustMount(disk, b.Path("disk"))
@@ -134,7 +135,8 @@ var imageRules = []struct {
 		}
 		b.MustUnmount(b.Path("mounted"), b.Path("disk"))
 	}},
-	{"a freeze of a path that is no image does not call copyData", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
+	{"a freeze of a path that is no image does not call copyData", func(t *testing.T, b *Bench, image func(b *Bench,
+		name, fsType string) mounter.Mount) {
 		m, link := image(b, "image", "ext4"), filepath.Join(b.Storage, "link")
 		if err := winetest.Symlink(m.Source, link); err != nil {
 			t.Skipf("no symbolic links here: %v", err)
@@ -151,7 +153,8 @@ var imageRules = []struct {
 			}
 		}
 	}},
-	{"a copy that takes longer than the limit is no point in time", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
+	{"a copy that takes longer than the limit is no point in time", func(t *testing.T, b *Bench, image func(b *Bench,
+		name, fsType string) mounter.Mount) {
 		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
 		b.MustMount(m, b.Path("mounted"))
 		onDemand := errors.New("on demand")
@@ -160,7 +163,8 @@ var imageRules = []struct {
 				<-ctx.Done()
 				return want
 			}
-			if err := b.Freeze(ctx, "", []string{m.Source}, time.Millisecond, copyData); !errors.Is(err, mounter.ErrThawed) {
+			if err := b.Freeze(ctx, "", []string{m.Source}, time.Millisecond, copyData); !errors.Is(err,
+				mounter.ErrThawed) {
 				t.Errorf("Freeze = %v, want ErrThawed", err)
 			}
 			if err := b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, copyData); !errors.Is(err, want) {
@@ -169,7 +173,8 @@ var imageRules = []struct {
 		}
 		b.MustUnmount(b.Path("mounted"))
 	}},
-	{"other calls for an image wait while the image is frozen", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
+	{"other calls for an image wait while the image is frozen", func(t *testing.T, b *Bench, image func(b *Bench, name,
+		fsType string) mounter.Mount) {
 		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
 		b.MustMount(m, b.Path("mounted"))
 		b.MustMount(m.BindFrom(b.Path("mounted")), b.Path("again"))
@@ -209,7 +214,8 @@ var imageRules = []struct {
 		}
 		b.MustUnmount(b.Path("again"), b.Path("mounted"))
 	}},
-	{"a copy that panics leaves nothing behind", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
+	{"a copy that panics leaves nothing behind", func(t *testing.T, b *Bench, image func(b *Bench, name,
+		fsType string) mounter.Mount) {
 		m := image(b, "mounted", "ext4")
 		b.MustMount(m, b.Path("mounted"))
 		func() {
@@ -225,7 +231,8 @@ var imageRules = []struct {
 		}
 		b.MustUnmount(b.Path("mounted"))
 	}},
-	{"a copy with another UUID is mounted beside its source", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
+	{"a copy with another UUID is mounted beside its source", func(t *testing.T, b *Bench, image func(b *Bench, name,
+		fsType string) mounter.Mount) {
 		for _, fsType := range LinuxFSTypes() {
 			m := image(b, fsType, fsType)
 			copied := b.CopyImage(m, fsType+"-copy")
@@ -253,7 +260,8 @@ var imageRules = []struct {
 			b.MustUnmount(b.Path(fsType+"-copy"), b.Path(fsType))
 		}
 	}},
-	{"Tune changes attached images only", func(t *testing.T, b *Bench, image func(b *Bench, name, fsType string) mounter.Mount) {
+	{"Tune changes attached images only", func(t *testing.T, b *Bench, image func(b *Bench, name,
+		fsType string) mounter.Mount) {
 		m := image(b, "mounted", "ext4")
 		m.Buffered, m.ReadAhead = true, 1<<20
 		if err := b.Tune(ctx, m); err != nil {

@@ -225,7 +225,8 @@ var mounterRules = []struct {
 			}
 		}
 		b.Refused(v, b.Path("file"), mounter.ErrPath)
-		if !b.Files.Exists(b.Path("link")) || !b.Files.Exists(b.Path("file")) || b.Files.Exists(b.Path("real", "target")) {
+		if !b.Files.Exists(b.Path("link")) || !b.Files.Exists(b.Path("file")) || b.Files.Exists(b.Path("real",
+			"target")) {
 			t.Error("a rejected call changed something")
 		}
 	}},
@@ -351,7 +352,8 @@ var mounterRules = []struct {
 	{"Mount rejects a writable mount of a read-only mount", func(t *testing.T, b *Bench) {
 		v := b.Volume("v", "ro")
 		b.MustMount(v, b.Path("staging"))
-		b.Refused(mounter.Mount{Kind: mounter.Directory, Source: b.Path("staging")}, b.Path("target"), mounter.ErrReadOnly)
+		b.Refused(mounter.Mount{Kind: mounter.Directory, Source: b.Path("staging")}, b.Path("target"),
+			mounter.ErrReadOnly)
 		b.MustMount(mounter.Mount{Kind: mounter.Directory, Source: b.Path("staging"), ReadOnly: true}, b.Path("target"))
 	}},
 	{"Usage of a missing path is an error", func(t *testing.T, b *Bench) {

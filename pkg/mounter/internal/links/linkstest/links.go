@@ -62,7 +62,8 @@ func (l linkTrial) makeDirectories() {
 	source := l.path("source")
 	l.want("mkdir", l.h.Mkdir(source), nil)
 	l.want("mkdir again", l.h.Mkdir(source), fs.ErrExist)
-	if err := errors.Join(l.files.WriteFile(l.path("file"), "content"), l.files.MkdirAll(l.path("full", "child"))); err != nil {
+	if err := errors.Join(l.files.WriteFile(l.path("file"), "content"), l.files.MkdirAll(l.path("full",
+		"child"))); err != nil {
 		l.Fatal(err)
 	}
 	if d, f := l.kind(source), l.kind(l.path("file")); d != links.PlainDir || f != links.PlainFile {
@@ -85,13 +86,15 @@ func (l linkTrial) makeLinks() {
 	}
 	// Not yet there: the link is for directories, all the same.
 	l.want("link to a missing source", l.h.Link(l.path("away"), l.path("dangling")), nil)
-	if e, err := l.h.Entry(l.path("dangling")); err != nil || e != (links.LinkEntry{Kind: links.DirLink, Text: l.path("away")}) {
+	if e, err := l.h.Entry(l.path("dangling")); err != nil || e != (links.LinkEntry{Kind: links.DirLink,
+		Text: l.path("away")}) {
 		l.Errorf("dangling link: got %+v, %v", e, err)
 	}
 	for _, name := range []string{"link", "file", "source", "dangling"} {
 		l.want("link at "+name, l.h.Link(source, l.path(name)), fs.ErrExist)
 	}
-	if err := l.files.WriteFile(l.path("link", "through"), "content"); err != nil || l.kind(l.path("source", "through")) != links.PlainFile {
+	if err := l.files.WriteFile(l.path("link", "through"), "content"); err != nil ||
+		l.kind(l.path("source", "through")) != links.PlainFile {
 		l.Errorf("a file through the link: %v", err)
 	}
 	if names, err := l.h.Names(source); err != nil || !slices.Equal(names, []string{"through"}) {

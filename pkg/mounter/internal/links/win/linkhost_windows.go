@@ -85,7 +85,10 @@ func (windowsLinks) Link(source, path string) error {
 }
 
 func (windowsLinks) Unlink(path string) error {
-	return removeEntry("unlink", path, func(k links.EntryKind) bool { return k == links.DirLink || k == links.OtherLink })
+	return removeEntry("unlink", path, func(k links.EntryKind) bool {
+		return k == links.DirLink ||
+			k == links.OtherLink
+	})
 }
 
 func (windowsLinks) Rmdir(path string) error {
@@ -147,7 +150,8 @@ func (windowsLinks) Usage(path string) (mounter.Usage, error) {
 	if err := windows.GetDiskFreeSpaceEx(name, &available, &total, &free); err != nil {
 		return mounter.Usage{}, pathError("usage", path, err)
 	}
-	return mounter.Usage{TotalBytes: int64(total), UsedBytes: int64(total - free), AvailableBytes: int64(available)}, nil
+	return mounter.Usage{TotalBytes: int64(total), UsedBytes: int64(total - free),
+		AvailableBytes: int64(available)}, nil
 }
 
 // maxShort is the length of the longest path of a directory without \\?\ before it, in UTF-16

@@ -112,24 +112,25 @@ var linkAssumptions = []assumption{
 		}
 		return asAssumed
 	}},
-	{"links", "a directory that a process has opened without sharing cannot be removed: in use", func(t *testing.T) string {
-		path := filepath.Join(t.TempDir(), "dir")
-		mountercontract.MakeDir(t, path)
-		name, err := windows.UTF16PtrFromString(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h, err := windows.CreateFile(name, windows.GENERIC_READ, 0, nil, windows.OPEN_EXISTING,
-			windows.FILE_FLAG_BACKUP_SEMANTICS, 0)
-		if err != nil {
-			return err.Error()
-		}
-		defer windows.CloseHandle(h)
-		if err := (windowsLinks{}).Rmdir(path); !errors.Is(err, mounter.ErrBusy) {
-			return fmt.Sprint("rmdir = ", err)
-		}
-		return asAssumed
-	}},
+	{"links", "a directory that a process has opened without sharing cannot be removed: in use",
+		func(t *testing.T) string {
+			path := filepath.Join(t.TempDir(), "dir")
+			mountercontract.MakeDir(t, path)
+			name, err := windows.UTF16PtrFromString(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := windows.CreateFile(name, windows.GENERIC_READ, 0, nil, windows.OPEN_EXISTING,
+				windows.FILE_FLAG_BACKUP_SEMANTICS, 0)
+			if err != nil {
+				return err.Error()
+			}
+			defer windows.CloseHandle(h)
+			if err := (windowsLinks{}).Rmdir(path); !errors.Is(err, mounter.ErrBusy) {
+				return fmt.Sprint("rmdir = ", err)
+			}
+			return asAssumed
+		}},
 	{"links", "the usage of a directory is the same through a link", func(t *testing.T) string {
 		dir := t.TempDir()
 		path := filepath.Join(t.TempDir(), "link")

@@ -102,39 +102,40 @@ var diskAssumptions = []assumption{
 		}
 		return asAssumed
 	}},
-	{"disks", "a copy of a virtual disk has the volume of its source, and both do not work at the same time", func(t *testing.T) string {
-		d := trial(t)
-		image, volume, _ := d.newVolume("disk")
-		d.detach(image, volume)
-		source, err := os.Open(image)
-		d.OK("open", err)
-		defer source.Close()
-		second := d.Path("copy" + links.ImageExt)
-		file, err := os.Create(second)
-		d.OK("create", err)
-		_, err = io.Copy(file, source)
-		d.OK("copy", errors.Join(err, file.Close()))
-		one := d.Attach(image)
-		d.OK("attach the copy", d.Host.AttachVHDX(second))
-		defer d.Host.DetachVHDX(second)
-		var two uint32
-		d.Until("the number of the copy", func() (bool, error) {
-			info, err := d.Host.VHDX(second)
-			two = info.Number
-			return info.HasNumber, err
-		})
-		if err := d.Host.SetOnline(two, true); err != nil {
-			t.Log("online: ", err)
-			return asAssumed
-		}
-		first, err := d.Host.Volumes(one)
-		copies, copyErr := d.Host.Volumes(two)
-		d.OK("volumes", errors.Join(err, copyErr))
-		if len(copies) == 0 || slices.Equal(first, copies) {
-			return asAssumed
-		}
-		return fmt.Sprintf("both work: %q and %q. --windows-image-clone can be set", first, copies)
-	}},
+	{"disks", "a copy of a virtual disk has the volume of its source, and both do not work at the same time",
+		func(t *testing.T) string {
+			d := trial(t)
+			image, volume, _ := d.newVolume("disk")
+			d.detach(image, volume)
+			source, err := os.Open(image)
+			d.OK("open", err)
+			defer source.Close()
+			second := d.Path("copy" + links.ImageExt)
+			file, err := os.Create(second)
+			d.OK("create", err)
+			_, err = io.Copy(file, source)
+			d.OK("copy", errors.Join(err, file.Close()))
+			one := d.Attach(image)
+			d.OK("attach the copy", d.Host.AttachVHDX(second))
+			defer d.Host.DetachVHDX(second)
+			var two uint32
+			d.Until("the number of the copy", func() (bool, error) {
+				info, err := d.Host.VHDX(second)
+				two = info.Number
+				return info.HasNumber, err
+			})
+			if err := d.Host.SetOnline(two, true); err != nil {
+				t.Log("online: ", err)
+				return asAssumed
+			}
+			first, err := d.Host.Volumes(one)
+			copies, copyErr := d.Host.Volumes(two)
+			d.OK("volumes", errors.Join(err, copyErr))
+			if len(copies) == 0 || slices.Equal(first, copies) {
+				return asAssumed
+			}
+			return fmt.Sprintf("both work: %q and %q. --windows-image-clone can be set", first, copies)
+		}},
 	{"disks", "a disk that was taken offline is offline when it is attached again", func(t *testing.T) string {
 		d := trial(t)
 		image, volume, number := d.newVolume("disk")
