@@ -171,7 +171,7 @@ test-switches: ## use optional features of Kubernetes in a cluster on this machi
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./switches
 windows-check: ## build bin/windows-check.exe, which tries the assumptions about Windows on a Windows machine: docs/contributing/windows.md
-	GOOS=windows GOARCH=amd64 $(GO) test -c -o bin/windows-check.exe ./pkg/mounter
+	GOOS=windows GOARCH=amd64 $(GO) test -c -o bin/windows-check.exe ./pkg/mounter/internal/links/win
 conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)
 	$(NEED) test cluster git
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)

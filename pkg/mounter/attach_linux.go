@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -121,7 +123,7 @@ func putLegacy(t target, r recipe) (ownMount, error) {
 
 // confirm returns ErrPath unless path leads to m and to no mount on top of it.
 func (l *linux) confirm(m ownMount, path string) error {
-	rel, err := below(l.dir, path)
+	rel, err := paths.Below(l.dir, path)
 	if err != nil {
 		return err
 	}
@@ -313,23 +315,23 @@ func notFormat(fsType string, err error) error {
 }
 
 // newFilesystem mounts the filesystem on a device without a path, and returns a descriptor of its
-// root, whose close unmounts it. options are those of the filesystem, attributes MOUNT_ATTR_*.
-func newFilesystem(device, fsType string, options []string, attributes uint64) (int, error) {
+// root, whose close unmounts it. parameters are options of the filesystem, attributes MOUNT_ATTR_*.
+func newFilesystem(device, fsType string, parameters []string, attributes uint64) (int, error) {
 	fsys, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, fmt.Errorf("fsopen %s: %w", fsType, err)
 	}
 	defer unix.Close(fsys)
 	err = unix.FsconfigSetString(fsys, "source", device)
-	for _, o := range options {
+	for _, o := range parameters {
 		if err != nil {
 			break
 		}
 		if key, value, ok := strings.Cut(o, "="); ok {
 			err = unix.FsconfigSetString(fsys, key, value)
-			if key == contextOption && errors.Is(err, unix.EINVAL) {
+			if key == options.Context && errors.Is(err, unix.EINVAL) {
 				err = fmt.Errorf("%w: %s: the node does not have SELinux, or its policy does not have this label: %w",
-					ErrOption, contextOption, err)
+					ErrOption, options.Context, err)
 			}
 		} else {
 			err = unix.FsconfigSetFlag(fsys, o)
@@ -373,5 +375,5 @@ func kernelMessages(fsys int) string {
 	if all.Len() == 0 {
 		return ""
 	}
-	return " (the kernel says" + strings.TrimPrefix(all.String(), ",") + ")"
+	return " (kernel log:" + strings.TrimPrefix(all.String(), ",") + ")"
 }

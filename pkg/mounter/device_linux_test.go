@@ -13,13 +13,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/testdisk"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 const diskSize = 320 << 20
@@ -48,8 +50,12 @@ func (b *bench) attachDisk(name, fsType string, size int64) Mount {
 	return Mount{Kind: BlockDevice, Source: device, FSType: fsType, Serial: "serial of " + name}
 }
 
-// ownLoop returns the path of a loop device that no other test gets: LOOP_CTL_GET_FREE returns the
-// free device with the lowest number.
+// lastLoop is the number of the last device of ownLoop, less an offset.
+var lastLoop atomic.Int32
+
+// ownLoop returns the path of a free loop device, whose number no other process knows. Another process
+// gets it from LOOP_CTL_GET_FREE, which returns the lowest number, only while it is free and all lower
+// numbers are in use: see attachTo.
 func ownLoop(t *testing.T) string {
 	t.Helper()
 	control, err := os.Open("/dev/loop-control")
@@ -57,7 +63,7 @@ func ownLoop(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { control.Close() })
-	number := 1000 + os.Getpid()%100_000
+	number := 1000 + os.Getpid()%100_000*8 + int(lastLoop.Add(1))%8
 	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number); err != nil {
 		t.Fatalf("LOOP_CTL_ADD %d: %v", number, err)
 	}
@@ -67,19 +73,45 @@ func ownLoop(t *testing.T) string {
 	return fmt.Sprintf("/dev/loop%d", number)
 }
 
+// attachTo attaches a file to a loop device, as soon as no other process uses the device, and returns
+// the identity of the file.
+func attachTo(t *testing.T, device, file string) backing {
+	t.Helper()
+	untilIdle(t, func() error {
+		out, err := exec.Command("losetup", device, file).CombinedOutput()
+		if strings.Contains(string(out), "Device or resource busy") {
+			return unix.EBUSY
+		}
+		return err
+	})
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
+		t.Fatal(err)
+	}
+	return backing{st.Dev, st.Ino}
+}
+
+// untilDetached waits until a loop device has no file: another process may have it open for a moment.
+func untilDetached(t *testing.T, device string) {
+	t.Helper()
+	n, _ := loopNumber(device)
+	await.True(t, device+" is detached", func() bool {
+		_, err := fileOfLoop(n)
+		return errors.Is(err, unix.ENXIO)
+	})
+}
+
 // untilIdle repeats do while it returns EBUSY: other drivers of this machine look at all loop
 // devices.
 func untilIdle(t *testing.T, do func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	await.NoError(t, "a loop device is idle", func() error {
 		err := do()
-		if err == nil {
-			return
-		}
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+		if err != nil && !errors.Is(err, unix.EBUSY) {
 			t.Fatal(err)
 		}
-	}
+		return err
+	})
 }
 
 func runTool(t *testing.T, name string, args ...string) string {
@@ -254,24 +286,24 @@ var spoils = map[string]struct {
 	"MBR":                  {"", bytesAt(510, "\x55\xaa"), "MBR"},
 	"f2fs":                 {"", bytesAt(1024, "\x10\x20\xf5\xf2"), "f2fs"},
 	"zfs":                  {"", bytesAt(132<<10, "\x0c\xb1\xba\x00\x00\x00\x00\x00"), "zfs"},
-	"zfs, last label":      {"", bytesAt(-256<<10, "\x01\x01"), unknownData},
+	"zfs, last label":      {"", bytesAt(-256<<10, "\x01\x01"), signature.Unknown},
 	"mdraid 1.0":           {"", bytesAt(-8<<10, "\xfc\x4e\x2b\xa9"), "mdraid"},
 	"mdraid 0.90":          {"", bytesAt(-64<<10, "\xfc\x4e\x2b\xa9"), "mdraid"},
 	"mdraid 1.2":           {"", bytesAt(4096, "\xfc\x4e\x2b\xa9"), "mdraid"},
-	"one bit at the start": {"", bytesAt(0, "\x01"), unknownData},
-	"one bit at the end":   {"", bytesAt(-1, "\x80"), unknownData},
+	"one bit at the start": {"", bytesAt(0, "\x01"), signature.Unknown},
+	"one bit at the end":   {"", bytesAt(-1, "\x80"), signature.Unknown},
 	"btrfs, only a copy": {"", func(t *testing.T, device string) {
 		onlyCopy(t, device, 8<<20, "mkfs.btrfs", "-q")
-	}, unknownData},
+	}, signature.Unknown},
 	"ext4, only a copy": {"", func(t *testing.T, device string) {
 		onlyCopy(t, device, 127<<20, "mkfs.ext4", "-q", "-b", "4096")
-	}, unknownData},
+	}, signature.Unknown},
 	"ext4 with blocks of 1024, only a copy": {"", func(t *testing.T, device string) {
 		onlyCopy(t, device, 7<<20, "mkfs.ext4", "-q", "-b", "1024")
-	}, unknownData},
+	}, signature.Unknown},
 	"xfs, only a copy": {"", func(t *testing.T, device string) {
 		onlyCopy(t, device, 16<<20, "mkfs.xfs", "-q")
-	}, unknownData},
+	}, signature.Unknown},
 	"ext4 beside a partition table": {"", func(t *testing.T, device string) {
 		runTool(t, "mkfs.ext4", "-q", device)
 		put(t, device, 446, "\x00\x00\x02\x00\x83\x00\x00\x00\x08\x00\x00\x00\x00\x08\x00\x00")
@@ -608,17 +640,11 @@ func TestANodeOfAnotherDiskIsReplaced(t *testing.T) {
 		}
 	}
 	m, staging := Mount{Kind: BlockDevice, Source: ownLoop(t), Serial: "serial"}, b.path("staging")
-	runTool(t, "losetup", m.Source, disk)
+	attachTo(t, m.Source, disk)
 	t.Cleanup(func() { runTool(t, "losetup", "--detach", m.Source) })
 	b.mount(m, staging)
 	runTool(t, "losetup", "--detach", m.Source)
-	untilIdle(t, func() error {
-		out, err := exec.Command("losetup", m.Source, other).CombinedOutput()
-		if strings.Contains(string(out), "Device or resource busy") {
-			return unix.EBUSY
-		}
-		return err
-	})
+	attachTo(t, m.Source, other)
 	if b.mounted(m, staging) {
 		t.Fatal("the node of the disk before counts as mounted")
 	}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // goingDown is XFS_IOC_GOINGDOWN of fs/xfs/libxfs/xfs_fs.h of Linux, without a write of the log.
@@ -48,7 +50,7 @@ func TestFailuresOfFilesystemsAreReported(t *testing.T) {
 				}
 			}
 			tc.fail(t, device, b.path("staging"))
-			await(t, "the kernel counts the failure, which ext4 does in the background", func() bool {
+			await.True(t, "the kernel counts the failure, which ext4 does in the background", func() bool {
 				all, err := b.Failing()
 				return err != nil || len(all) > 0
 			})
@@ -83,7 +85,7 @@ func TestAnExt4IsRepairedWhileItsDeviceIsOpen(t *testing.T) {
 	}
 	defer open.Close()
 	triggerError("errors=continue")(t, filepath.Base(device), b.path("staging"))
-	await(t, "the kernel counts the failure", func() bool {
+	await.True(t, "the kernel counts the failure", func() bool {
 		all, err := b.Failing()
 		return err != nil || len(all) > 0
 	})
@@ -157,7 +159,7 @@ func TestADeadDiskShows(t *testing.T) {
 				t.Error("a file on a dead disk is durable")
 			}
 			f.Close()
-			await(t, "the filesystem has noticed", func() bool {
+			await.True(t, "the filesystem has noticed", func() bool {
 				all, err := b.Failing()
 				return err != nil || all[inner.Source].Kind != 0
 			})
@@ -261,21 +263,21 @@ func holdDirectory(t *testing.T, path string) (release func()) {
 			return strings.HasPrefix(rest, "D") || strings.HasPrefix(rest, "S") && i == 0
 		}
 	}
-	await(t, "the directory is being read", isBlocked(0))
+	await.True(t, "the directory is being read", isBlocked(0))
 	calls.Go(func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		blocked[1].Store(int64(unix.Gettid()))
 		os.WriteFile(filepath.Join(path, "new"), nil, 0o600)
 	})
-	await(t, "a file is being made", isBlocked(1))
+	await.True(t, "a file is being made", isBlocked(1))
 	calls.Go(func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		blocked[2].Store(int64(unix.Gettid()))
 		os.ReadDir(path)
 	})
-	await(t, "a reader waits", isBlocked(2))
+	await.True(t, "a reader waits", isBlocked(2))
 	return release
 }
 
@@ -289,7 +291,7 @@ func TestAFilesystemThatDoesNotAnswerIsAFailure(t *testing.T) {
 		t.Fatal(infos, err)
 	}
 	hang := make(chan struct{})
-	if _, err := b.Host.(*linux).opens.ask(infos[0].ID,
+	if _, err := b.Host.(*linux).opens.Start(infos[0].ID,
 		func() (struct{}, error) { <-hang; return struct{}{}, nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +303,7 @@ func TestAFilesystemThatDoesNotAnswerIsAFailure(t *testing.T) {
 		}
 	}
 	close(hang)
-	await(t, "it answers", func() bool { all, err := b.Failing(); return err == nil && len(all) == 0 })
+	await.True(t, "it answers", func() bool { all, err := b.Failing(); return err == nil && len(all) == 0 })
 	b.unmount(b.path("staging"), b.path("well"))
 }
 

@@ -64,12 +64,12 @@ func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limi
 			return err
 		}
 	}
-	leave, err := l.syncs.lock(ctx, keys...) // a trim would compete with copyData
+	leave, err := l.syncs.Lock(ctx, keys...) // a trim would compete with copyData
 	if err != nil {
 		return err
 	}
 	defer leave()
-	release, err := l.images.lock(ctx, keys...)
+	release, err := l.images.Lock(ctx, keys...)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limi
 // repeats that with the lock, and then takes little time. Filesystems that writeOut cannot reach
 // are left to the freeze.
 func (l *linux) writeOut(ctx context.Context, d disk) error {
-	release, err := l.syncs.lock(ctx, d.image) // or an unmount would find the filesystem in use
+	release, err := l.syncs.Lock(ctx, d.image) // or an unmount would find the filesystem in use
 	if err != nil {
 		return err
 	}
@@ -117,11 +117,24 @@ func (l *linux) writeOut(ctx context.Context, d disk) error {
 	return l.help(ctx, syncLimit, syncTask, nil, d, m)
 }
 
-// help runs a task in a helper, for at most a limit. If the task is given up, the image on which it
-// works counts as stalled until the helper has ended. Errors: those of the task and of ctx;
-// ErrStalled if the limit has passed, or if there is no helper.
+// help runs a task in a helper, for at most a limit. If the limit passes, the image on which it works
+// counts as stalled until the helper has ended. If ctx ends, the image does not count as stalled: the
+// task may only wait for the end of a freeze. Errors: those of the task and of ctx; ErrStalled if the
+// limit has passed, or if there is no helper.
 func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task, request any, on disk,
 	files ...*os.File) error {
+	return l.supervise(ctx, limit, false, task, request, on, files...)
+}
+
+// helpWriter is help for a task that changes the image: the image also counts as stalled if ctx ends
+// before the task.
+func (l *linux) helpWriter(ctx context.Context, limit time.Duration, task helper.Task, request any, on disk,
+	files ...*os.File) error {
+	return l.supervise(ctx, limit, true, task, request, on, files...)
+}
+
+func (l *linux) supervise(ctx context.Context, limit time.Duration, writes bool, task helper.Task, request any,
+	on disk, files ...*os.File) error {
 	s, err := l.helpers.Start(task, request, files...)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrStalled, err)
@@ -136,7 +149,7 @@ func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task,
 	if limited.Err() == nil || err == nil || s.Ended() {
 		return err
 	}
-	if ctx.Err() != nil && task.Name != growTask.Name { // it may only wait for the end of a freeze
+	if ctx.Err() != nil && !writes {
 		return ctx.Err()
 	}
 	done := l.stalls.add(on.path, on.image, on.tenant, fmt.Sprintf("%s has not returned", task.Name))

@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/hang"
@@ -31,23 +32,13 @@ import (
 // patient is the limit for an expected event.
 const patient = time.Minute
 
-// await waits until is returns true.
-func await(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patient); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in %s: %s", patient, what)
-		}
-	}
-}
-
 // newFreezeBench is a bench on which images can be frozen. After each test all images are thawed: a
 // process that writes to a frozen image cannot be killed.
 func newFreezeBench(t *testing.T) *bench {
 	b := newLoopBench(t)
 	t.Cleanup(func() {
 		b.thaw()
-		await(t, "the helpers end", func() bool { return len(b.freezers()) == 0 })
+		await.True(t, "the helpers end", func() bool { return len(b.freezers()) == 0 })
 		if left, err := os.ReadDir(b.state()); err != nil || len(left) > 0 {
 			t.Errorf("records are left: %v, %v", left, err)
 		}
@@ -186,7 +177,7 @@ func (w *writer) write() error {
 func (w *writer) goesOn(t testing.TB) {
 	t.Helper()
 	before := w.last.Load()
-	await(t, "the writer goes on", func() bool { return w.last.Load() > before+1 })
+	await.True(t, "the writer goes on", func() bool { return w.last.Load() > before+1 })
 }
 
 // end ends the writer and returns its error. A second call has no effect.
@@ -487,7 +478,7 @@ func (b *bench) elsewhere(m Mount) (end func()) {
 	end = sync.OnceFunc(func() {
 		stdin.Close()
 		cmd.Wait() // its read fails
-		await(b.t, "the device goes", func() bool { return len(b.loops()) == 0 })
+		await.True(b.t, "the device goes", func() bool { return len(b.loops()) == 0 })
 	})
 	b.t.Cleanup(end)
 	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
@@ -561,7 +552,7 @@ func TestTheDataIsWrittenOutBeforeTheLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release, err := l.images.lock(context.Background(), images[0].backing())
+	release, err := l.images.Lock(context.Background(), images[0].backing())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -571,7 +562,7 @@ func TestTheDataIsWrittenOutBeforeTheLock(t *testing.T) {
 	}
 	frozen := make(chan error, 1)
 	go func() { frozen <- b.Freeze(context.Background(), "", []string{m.Source}, eternity, nothing) }()
-	await(t, "the data is in the image, whose lock is held", func() bool {
+	await.True(t, "the data is in the image, whose lock is held", func() bool {
 		data, err := os.ReadFile(m.Source)
 		return err != nil || bytes.Contains(data, text)
 	})
@@ -606,7 +597,7 @@ func TestTheDriverThawsWhenTheHelperDies(t *testing.T) {
 		t.Errorf("Freeze = %v, want ErrFrozen that names the image", err)
 	}
 	w.goesOn(t)
-	await(t, "the image is no longer stalled", func() bool {
+	await.True(t, "the image is no longer stalled", func() bool {
 		failing, err := b.Failing()
 		return err == nil && len(failing) == 0
 	})
@@ -657,7 +648,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			write := hang.Write(t, b.path("staging", "hangs"))
 			w := b.newWriter(b.path("other", "f"))
 			const limit = 200 * time.Millisecond
-			await(t, "a freeze hangs in the write", func() bool { // on a slow machine the limit passes before it begins
+			await.True(t, "a freeze hangs in the write", func() bool { // on a slow machine the limit passes before it begins
 				err := b.Freeze(context.Background(), "", []string{m.Source, other.Source}, limit,
 					func(context.Context) error {
 						t.Error("copyData was called")
@@ -687,7 +678,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 				t.Errorf("Grow of the other image = %v", err)
 			}
 			write.Release()
-			await(t, "the image is no longer stalled", func() bool {
+			await.True(t, "the image is no longer stalled", func() bool {
 				failing, err := b.Failing()
 				return err == nil && len(failing) == 0
 			})
@@ -750,7 +741,7 @@ func TestNoTenantGrowsInAllHelpers(t *testing.T) {
 	l := b.Host.(*linux)
 	m := b.image("image", "ext4")
 	b.mount(m, b.path("staging"))
-	for i := range tenantGrow {
+	for i := range growSlots.Tenant {
 		leave, err := l.growths.Acquire(t.Context(), fair.Request{Kind: "grow", Tenant: "a", Volume: fmt.Sprint(i)})
 		if err != nil {
 			t.Fatal(err)
@@ -797,7 +788,7 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 		t.Errorf("Grow, which has helpers, = %v", err)
 	}
 	write.Release()
-	await(t, "the image is no longer stalled", func() bool {
+	await.True(t, "the image is no longer stalled", func() bool {
 		failing, err := b.Failing()
 		return err == nil && len(failing) == 0
 	})
@@ -842,7 +833,7 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 			if err := maker.Wait(); err != nil {
 				t.Error(err)
 			}
-			await(t, "the image is no longer stalled", func() bool {
+			await.True(t, "the image is no longer stalled", func() bool {
 				failing, err := b.Failing()
 				return err == nil && len(failing) == 0
 			})
@@ -865,7 +856,7 @@ func TestADriverDiesWhileAFreezeHangs(t *testing.T) {
 			write := hang.Write(t, b.path("staging", "hangs"))
 			cmd, _ := b.startFreezer("", m.Source)
 			var pids []int
-			await(t, "the helper hangs", func() bool {
+			await.True(t, "the helper hangs", func() bool {
 				pids = b.freezers()
 				return len(pids) == 1 && waitsIn(pids[0], "freeze_super", "percpu_down_write", "sb_wait_write")
 			})
@@ -881,7 +872,7 @@ func TestADriverDiesWhileAFreezeHangs(t *testing.T) {
 				t.Errorf("Failing = %+v, %v, want Stalled", failing, err)
 			}
 			write.Release()
-			await(t, "the image is no longer stalled", func() bool {
+			await.True(t, "the image is no longer stalled", func() bool {
 				failing, err := b.Failing()
 				return err == nil && len(failing) == 0
 			})
@@ -1003,7 +994,7 @@ func TestTheHelperThawsWhenItsDriverDies(t *testing.T) {
 			if records, err := os.ReadDir(b.state()); err != nil || len(records) != 1 {
 				t.Errorf("the records are %v, %v", records, err)
 			}
-			await(t, "the helper ends", func() bool { return len(b.freezers()) == 0 })
+			await.True(t, "the helper ends", func() bool { return len(b.freezers()) == 0 })
 			b.restart()
 			w.end()
 			b.unmount(b.path("staging"), b.path("other"))
@@ -1030,7 +1021,7 @@ func TestTheNextMounterThawsWhenTheHelperDiedToo(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				await(t, "the helper ends", func() bool { return len(b.freezers()) == 0 })
+				await.True(t, "the helper ends", func() bool { return len(b.freezers()) == 0 })
 				cmd.Process.Kill()
 				cmd.Wait()
 				if !isFrozen(t, b.path("staging")) {
@@ -1038,7 +1029,7 @@ func TestTheNextMounterThawsWhenTheHelperDiedToo(t *testing.T) {
 				}
 				var w *writer
 				if unmounted {
-					await(t, "somebody unmounts it", func() bool { return unix.Unmount(b.path("staging"), 0) == nil })
+					await.True(t, "somebody unmounts it", func() bool { return unix.Unmount(b.path("staging"), 0) == nil })
 					if len(b.loops()) != 1 {
 						t.Fatalf("attached: %v: that proves nothing", b.loops())
 					}
@@ -1048,7 +1039,7 @@ func TestTheNextMounterThawsWhenTheHelperDiedToo(t *testing.T) {
 				b.restart()
 				b.restart()
 				if unmounted {
-					await(t, "the device goes", func() bool { return len(b.loops()) == 0 })
+					await.True(t, "the device goes", func() bool { return len(b.loops()) == 0 })
 					b.mount(m, b.path("staging"))
 				} else {
 					w.goesOn(t)
@@ -1163,7 +1154,7 @@ func TestAStartThatCannotThawServesAllTheSame(t *testing.T) {
 	}
 	images[0].FSType = "ext4"
 	b.leave(images...) // it can be reached now, though no mount of it is visible here
-	await(t, "the image is no longer stalled", func() bool {
+	await.True(t, "the image is no longer stalled", func() bool {
 		failing, err := b.Failing()
 		return err == nil && len(failing) == 0
 	})

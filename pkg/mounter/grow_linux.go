@@ -16,13 +16,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/helper"
 )
 
-func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
-	if m.Kind == BlockDevice {
-		return l.growBlockDevice(ctx, m, path)
-	}
-	if m.Kind != Image && m.Kind != Disk {
-		return nil
-	}
+// growMounted grows the device of an Image or Disk that is mounted at path, and its filesystem.
+func (l *linux) growMounted(ctx context.Context, m Mount, path string) error {
 	release, err := l.lockImageAt(ctx, path)
 	if err != nil {
 		return err
@@ -115,7 +110,7 @@ func (l *linux) growFilesystem(ctx context.Context, p pathHandle, m Mount, n int
 	}
 	dir := os.NewFile(uintptr(fd), p.path)
 	defer dir.Close()
-	return l.help(ctx, growLimit, growTask, m.FSType, disk{file: dev, image: b, path: m.Source, tenant: m.Tenant}, dir,
+	return l.helpWriter(ctx, growLimit, growTask, m.FSType, disk{file: dev, image: b, path: m.Source, tenant: m.Tenant}, dir,
 		dev)
 }
 

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // TestASCSIDiskIsRescanned: a file plays that of sysfs, or a pipe without a reader.
@@ -39,9 +41,5 @@ func TestASCSIDiskIsRescanned(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	await(t, "the question ends", func() bool {
-		l.rescans.mu.Lock()
-		defer l.rescans.mu.Unlock()
-		return len(l.rescans.open) == 0
-	})
+	await.True(t, "the question ends", func() bool { return l.rescans.Len() == 0 })
 }

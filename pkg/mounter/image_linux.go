@@ -112,6 +112,12 @@ func (l *linux) checkExt4(ctx context.Context, m Mount, d disk) error {
 	return l.growOffline(ctx, d)
 }
 
+// Limits of the checks, and of the growths of mounted filesystems, at the same time.
+var (
+	checkSlots = fair.Limits{Slots: 8, Tenant: 4, Kind: 8}
+	growSlots  = fair.Limits{Slots: 32, Tenant: 4, Kind: 32}
+)
+
 func (l *linux) Checks() (all []Check) {
 	for _, e := range l.checks.Entries() {
 		all = append(all, Check{Image: e.Volume, Tenant: e.Tenant, Running: e.Running, Since: e.Since})
@@ -150,7 +156,7 @@ var formats = map[string][]string{
 // canFormat returns errors.ErrUnsupported if the program that makes a filesystem is not installed,
 // or there is none for Linux, and ErrFormat for a type outside of FSTypes.
 func canFormat(fsType string) error {
-	if err := checkFSType(fsType); err != nil {
+	if err := CheckFSType(fsType); err != nil {
 		return err
 	}
 	command, ok := formats[fsType]
@@ -174,7 +180,7 @@ func (l *linux) format(ctx context.Context, image *os.File, fsType string) error
 }
 
 // mountDisk attaches a file to a loop device and mounts the device node in the directory at p.
-func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p pathHandle) error {
+func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p pathHandle, _ attributeSet) error {
 	file, err := src.openImage()
 	if err != nil {
 		return err
@@ -332,24 +338,25 @@ func (p pathHandle) removeBacking() error {
 func (p pathHandle) backingPath() string { return filepath.Join(filepath.Dir(p.path), backingName) }
 
 // isOwn reports whether the loop device whose node is mounted at d still has the file of its
-// backing record, and returns the number of the device. at is the state of d.
-func (l *linux) isOwn(d pathHandle, at state) (n int, own bool, err error) {
+// backing record, and returns the number of the device and that file. at is the state of d. The
+// device may be about to be detached: see [loops.fileOf].
+func (l *linux) isOwn(d pathHandle, at state) (n int, b backing, own bool, err error) {
 	n, ok := l.loops.number(at)
 	if !ok || !at.mounted {
-		return 0, false, nil
+		return 0, b, false, nil
 	}
 	b, there, err := d.readBacking()
 	if errors.Is(err, ErrNotEmpty) || (err == nil && (!there || b == backing{})) {
-		return n, false, nil
+		return n, b, false, nil
 	}
 	if err != nil {
-		return n, false, err
+		return n, b, false, err
 	}
 	own, err = l.loops.backs(at, b)
 	if isDead(err) { // it is safer to leave a device attached than to detach the device of another image
-		return n, false, nil
+		return n, b, false, nil
 	}
-	return n, own, err
+	return n, b, own, err
 }
 
 // isStale reports whether the device node that is mounted at path was mounted for another backing
@@ -375,7 +382,7 @@ func (l *linux) unmountStale(ctx context.Context, d pathHandle) error {
 	if err != nil || !at.mounted {
 		return nil
 	}
-	if _, own, err := l.isOwn(d, at); own || err != nil {
+	if _, _, own, err := l.isOwn(d, at); own || err != nil {
 		return err
 	}
 	return d.unmount(ctx, 0)
@@ -383,7 +390,7 @@ func (l *linux) unmountStale(ctx context.Context, d pathHandle) error {
 
 // mountDevice bind mounts the node of a block device on the file at p. Read-only is a property of
 // the device, and so of all its targets.
-func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p pathHandle) error {
+func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p pathHandle, _ attributeSet) error {
 	if src.kind() != unix.S_IFBLK {
 		return fmt.Errorf("mount %s at %s: the source is not a block device", m.Source, p.path)
 	}
@@ -564,20 +571,23 @@ func (l *linux) releaseDisk(ctx context.Context, p pathHandle, at state) error {
 // releaseDevice unmounts the node at d. releaseDevice sets autoclear first, so that the kernel
 // detaches the device with its last user, and then removes that user.
 func (l *linux) releaseDevice(ctx context.Context, d pathHandle, at state) error {
-	n, own, err := l.isOwn(d, at)
+	n, b, own, err := l.isOwn(d, at)
 	if err != nil {
 		return err
 	}
-	var dev *os.File
 	if own {
 		if own, err = l.onlyNode(d, n); err != nil {
 			return err
 		}
 	}
+	var dev *os.File
 	if own {
-		if dev, err = openLoop(n, true); err != nil {
+		if dev, err = openOwn(n, b); err != nil {
 			return err
 		}
+		own = dev != nil
+	}
+	if own {
 		defer dev.Close()
 		if err := setAutoclear(dev, true); err != nil && !errors.Is(err, unix.ENXIO) {
 			return err

@@ -17,8 +17,10 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // newLoopBench returns a bench on which images can be mounted.
@@ -36,7 +38,7 @@ func newLoopBench(t *testing.T) *bench {
 		namespace.Skip(t, err)
 	}
 	t.Cleanup(func() {
-		await(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
+		await.True(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
 	})
 	return b
 }
@@ -158,7 +160,7 @@ func TestFilesystemOptionsReachTheKernel(t *testing.T) {
 				b := newLoopBench(t)
 				b.Host.(*linux).legacy.Store(old)
 				m := b.image("image", fsType)
-				for _, o := range imageOptions[fsType] {
+				for _, o := range options.Image[fsType] {
 					m.Options = []string{o, "noatime", "noexec"}
 					b.mount(m, b.path("target"))
 					b.mount(m, b.path("target"))
@@ -636,19 +638,6 @@ func TestDiskStagedReadOnly(t *testing.T) {
 	b.unmount(b.path("one"), b.path("staging"))
 }
 
-// attachAs attaches an image to the device with number n, as another program may.
-func (b *bench) attachAs(n int, m Mount) backing {
-	b.t.Helper()
-	if out, err := exec.Command("losetup", loopPath(n), m.Source).CombinedOutput(); err != nil {
-		b.t.Skipf("another process took %s: %v, %s", loopPath(n), err, out)
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(m.Source, &st); err != nil {
-		b.t.Fatal(err)
-	}
-	return backing{st.Dev, st.Ino}
-}
-
 func TestMountRepairsAnIncompleteDisk(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
@@ -657,23 +646,25 @@ func TestMountRepairsAnIncompleteDisk(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(staging, DeviceName), nil, 0o640); err != nil { // killed before the mount
 		t.Fatal(err)
 	}
+	device := ownLoop(t)
+	attachTo(t, device, m.Source)
 	b.mount(m, staging)
+	n, _ := loopNumber(device)
 	dev, err := os.Open(filepath.Join(staging, DeviceName))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(dev.Fd()), &st); err != nil {
-		t.Fatal(err)
-	}
-	n := int(unix.Minor(st.Rdev))
 	err = setAutoclear(dev, true) // killed before it cleared autoclear: the device is gone, its node mounted
 	dev.Close()
-	if err != nil || len(b.loops()) != 0 || b.mounted(m, staging) {
-		t.Fatalf("%v, attached: %v", err, b.loops())
+	if err != nil {
+		t.Fatal(err)
+	}
+	untilDetached(t, device)
+	if b.mounted(m, staging) {
+		t.Fatal("a node without its device counts as mounted")
 	}
 	// The kernel gives the number to another image, which must stay attached.
-	other := b.attachAs(n, b.image("other", ""))
+	other := attachTo(t, device, b.image("other", "").Source)
 	b.unmount(staging)
 	mkdir(t, staging)
 	if has, err := fileOfLoop(n); err != nil || has != other {
@@ -683,7 +674,7 @@ func TestMountRepairsAnIncompleteDisk(t *testing.T) {
 	if !b.mounted(m, staging) {
 		t.Error("not mounted again")
 	}
-	if out, err := exec.Command("losetup", "-d", loopPath(n)).CombinedOutput(); err != nil {
+	if out, err := exec.Command("losetup", "-d", device).CombinedOutput(); err != nil {
 		t.Errorf("losetup: %v, %s", err, out)
 	}
 	b.unmount(staging)
@@ -692,25 +683,52 @@ func TestMountRepairsAnIncompleteDisk(t *testing.T) {
 	}
 }
 
+// TestUnmountLeavesTheDeviceOfAnotherImage: a driver died in the middle of an unmount, and the device
+// is detached after the next driver has found its file, and before that driver opens the device. The
+// number is soon that of another image, whose device must stay attached.
+func TestUnmountLeavesTheDeviceOfAnotherImage(t *testing.T) {
+	b := newLoopBench(t)
+	l := &b.Host.(*linux).loops
+	m, other := b.image("image", ""), b.image("other", "")
+	device := ownLoop(t)
+	first := attachTo(t, device, m.Source)
+	b.mount(m, b.path("staging"))
+	n, _ := loopNumber(device)
+	dev, err := openLoop(n, true)
+	if err == nil {
+		err = errors.Join(setAutoclear(dev, true), dev.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	untilDetached(t, device)
+	second := attachTo(t, device, other.Source)
+	l.noteFile(n, attached{first, sequenceOf(n)}) // what fileOf returns for a device that is being detached
+	b.unmount(b.path("staging"))
+	if has, err := fileOfLoop(n); err != nil || has != second {
+		t.Errorf("the device of the other image has %v, %v, want %v", has, err, second)
+	}
+	runTool(t, "losetup", "-d", device)
+}
+
 // TestStaleNodeIsNoUseOfAnotherDisk: a driver died in the middle of an unmount, its device is gone,
 // and the number of the device became that of another image.
 func TestStaleNodeIsNoUseOfAnotherDisk(t *testing.T) {
 	b := newLoopBench(t)
 	m, other := b.image("image", ""), b.image("other", "")
 	stale, staging := b.path("stale"), b.path("staging")
+	device := ownLoop(t)
+	attachTo(t, device, m.Source)
 	b.mount(m, stale)
 	dev, err := os.Open(filepath.Join(stale, DeviceName))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(dev.Fd()), &st); err != nil {
+	if err := errors.Join(setAutoclear(dev, true), dev.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(setAutoclear(dev, true), dev.Close()); err != nil || len(b.loops()) != 0 {
-		t.Fatalf("%v, attached: %v", err, b.loops())
-	}
-	b.attachAs(int(unix.Minor(st.Rdev)), other)
+	untilDetached(t, device)
+	attachTo(t, device, other.Source)
 	b.mount(other, staging)
 	if got, err := b.MountPointsOf(other.Source); err != nil ||
 		!slices.Equal(got, []string{filepath.Join(staging, DeviceName)}) {

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/winetest"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // eternity is a limit that no test reaches, unless the test is stalled.
 const eternity = 5 * time.Minute
 
 // linuxFSTypes are the filesystems that an Image may have on Linux and on a Fake.
-func linuxFSTypes() []string { return slices.Sorted(maps.Keys(imageOptions)) }
+func linuxFSTypes() []string { return slices.Sorted(maps.Keys(options.Image)) }
 
 // fakeImage creates the file of an image of a fake, with a filesystem unless fsType is "".
 func (b *bench) fakeImage(name, fsType string) Mount {
@@ -92,12 +93,6 @@ func (b *bench) newUUID(m Mount) error {
 	}
 	defer f.Close()
 	return b.NewUUID(context.Background(), f, m.FSType, m.Sector)
-}
-
-func TestFakeKeepsTheContractOfImages(t *testing.T) {
-	testImageContract(t, func(t *testing.T) *bench {
-		return newBench(t, func(dir string) Host { return NewFake(dir) })
-	}, (*bench).fakeImage)
 }
 
 // testImageContract tests the contract for images, which every Host has to keep, the fake too.
@@ -284,17 +279,3 @@ func testImageContract(
 }
 
 func nothing(context.Context) error { return nil }
-
-func TestFakeRecordsTuning(t *testing.T) {
-	fake := NewFake(t.TempDir())
-	b := newBench(t, func(dir string) Host { fake.dir = dir; return fake })
-	m := b.fakeImage("image", "xfs")
-	b.mount(m, b.path("staging"))
-	m.Buffered, m.ReadAhead = true, 4096
-	if err := b.Tune(context.Background(), m); err != nil {
-		t.Fatal(err)
-	}
-	if got := fake.Mounts()[b.path("staging")]; !got.Buffered || got.ReadAhead != 4096 {
-		t.Errorf("the image is mounted as %+v", got)
-	}
-}

@@ -7,12 +7,6 @@ import (
 	"testing"
 )
 
-func TestFakeMakesImages(t *testing.T) {
-	testImages(t, func(t *testing.T) *bench {
-		return newBench(t, func(dir string) Host { return NewFake(dir) })
-	}, "ext4", "xfs", "btrfs")
-}
-
 // testImages tests the contract for the making, growing and measuring of images, which every Host
 // has to keep. fsTypes are the filesystems that the Host makes. It uses the files of an image
 // through the Host only.

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // mountTable returns the sorted lines of the mount table of this namespace. A mount that comes and
@@ -298,7 +300,7 @@ func race(
 		}
 	}
 	if !s.isFile {
-		await(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
+		await.True(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
 	}
 	t.Logf("%s: %d mounted, failed: %v", name, mounted, failed)
 	if class := failed["other"]; class > 0 {

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -47,7 +48,7 @@ type loops struct {
 	files    map[int]attached // the last known file, by device number
 	shown    map[fileID]int   // by the root of a mounted btrfs, which does not show the device number of its disk
 	standard map[uint64]int   // the default read-ahead of a device in sectors, by the filesystem of its file
-	asks     queries[int, backing]
+	asks     inflight.Group[int, backing]
 }
 
 // attached is the last known backing file of a device. The device still has that file if its
@@ -123,6 +124,29 @@ func openAttached(n int, b backing, o loopOptions) (*os.File, error) {
 		return nil, errors.Join(err, dev.Close())
 	}
 	return dev, nil
+}
+
+// openOwn opens a device that has the backing file b. It returns nil if the device has another file by
+// now, or none: the number of a detached device is soon that of another file, also of another
+// process. While a device is open, the kernel neither detaches its file nor attaches another.
+func openOwn(n int, b backing) (*os.File, error) {
+	dev, err := openLoop(n, true)
+	if errors.Is(err, unix.ENXIO) { // it is being detached
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	switch {
+	case isDead(err): // only the filesystem of its file knows the file
+		return dev, nil
+	case err == nil && b == backing{info.Device, info.Inode}:
+		return dev, nil
+	case err == nil, errors.Is(err, unix.ENXIO):
+		return nil, dev.Close()
+	}
+	return nil, errors.Join(&fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: err}, dev.Close())
 }
 
 // fits returns an error unless dev has the backing file b, attached in a way that satisfies o.
@@ -297,14 +321,14 @@ func (l *loops) fileOf(n int) (backing, error) {
 	if a, ok := l.lastFile(n); ok && sequence != "" && a.sequence == sequence {
 		return a.file, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	ctx, cancel := context.WithTimeout(context.Background(), inflight.AnswerTime)
 	defer cancel()
 	var has backing
-	r, err := l.asks.ask(n, func() (backing, error) { return fileOfLoop(n) })
+	r, err := l.asks.Start(n, func() (backing, error) { return fileOfLoop(n) })
 	if err == nil {
-		has, err = r.wait(ctx)
+		has, err = r.Wait(ctx)
 	}
-	if errors.Is(err, errNoAnswer) {
+	if errors.Is(err, inflight.ErrNoAnswer) {
 		return has, fmt.Errorf("%w: %s %w", ErrNoAnswer, loopPath(n), err)
 	}
 	if err == nil && sequence != "" && sequenceOf(n) == sequence {

@@ -13,7 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // returns fails the test if call does not return.
@@ -68,7 +71,7 @@ func stalledDevice(t *testing.T) (b *bench, device string, end func()) {
 			t.Error(err)
 		}
 	})
-	await(t, "the write is under way", func() bool {
+	await.True(t, "the write is under way", func() bool {
 		inflight, _ := os.ReadFile(filepath.Join("/sys/block", filepath.Base(device), "inflight"))
 		counts := strings.Fields(string(inflight)) // of reads and of writes; a read of the block ends
 		return len(counts) == 2 && counts[1] != "0"
@@ -80,13 +83,13 @@ func stalledDevice(t *testing.T) (b *bench, device string, end func()) {
 			t.Error(err)
 		}
 	})
-	await(t, "the device answers nothing", func() bool {
-		var asks queries[int, backing]
-		r, _ := asks.ask(n, func() (backing, error) { return fileOfLoop(n) })
+	await.True(t, "the device answers nothing", func() bool {
+		var asks inflight.Group[int, backing]
+		r, _ := asks.Start(n, func() (backing, error) { return fileOfLoop(n) })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
-		_, err := r.wait(ctx)
-		return errors.Is(err, errNoAnswer)
+		_, err := r.Wait(ctx)
+		return errors.Is(err, inflight.ErrNoAnswer)
 	})
 	return b, device, end
 }
@@ -141,7 +144,7 @@ func TestStalledDeviceDelaysNoOtherImage(t *testing.T) {
 			t.Errorf("MountPointsOf(%s) of a new Mounter = %v, want ErrNoAnswer that names the device", image, err)
 		}
 	}
-	await(t, "the image is known to have no device", func() bool { // soon: its last device is being detached
+	await.True(t, "the image is known to have no device", func() bool { // soon: its last device is being detached
 		users, err := again.MountPointsOf(m.Source)
 		return err == nil && len(users) == 0
 	})
@@ -230,7 +233,7 @@ func TestConcurrentMountsAttachAnImageOnce(t *testing.T) {
 				b.unmount(b.path(fmt.Sprint(i, "-", j)))
 			}
 		}
-		await(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
+		await.True(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
 	}
 }
 
@@ -288,8 +291,9 @@ func TestFileOfNoticesANewBackingFile(t *testing.T) {
 	b := newLoopBench(t)
 	l := &b.Host.(*linux).loops
 	one, two := b.image("one", ""), b.image("two", "")
-	b.mount(one, b.path("staging"))
-	n, _ := loopNumber(loopOf(t, one))
+	device := ownLoop(t)
+	attachTo(t, device, one.Source)
+	n, _ := loopNumber(device)
 	first, err := l.fileOf(n)
 	if err != nil {
 		t.Fatal(err)
@@ -297,50 +301,15 @@ func TestFileOfNoticesANewBackingFile(t *testing.T) {
 	if a, ok := l.lastFile(n); !ok || a.file != first || a.sequence == "" {
 		t.Fatalf("the file is not remembered: %+v, %v: the test proves nothing", a, ok)
 	}
-	b.unmount(b.path("staging"))
-	await(t, "the device is free", func() bool { _, err := fileOfLoop(n); return errors.Is(err, unix.ENXIO) })
-	second := b.attachAs(n, two)
+	runTool(t, "losetup", "-d", device)
+	untilDetached(t, device)
+	second := attachTo(t, device, two.Source)
 	if has, err := l.fileOf(n); err != nil || has != second || has == first {
 		t.Errorf("fileOf = %v, %v, want %v", has, err, second)
 	}
 	if _, found, err := l.of(first); found || err != nil {
 		t.Errorf("the first image is still found: %v, %v", found, err)
 	}
-	b.run(Mount{Source: loopPath(n)}, "losetup", "-d")
-	await(t, "the device is free again", func() bool { _, err := l.fileOf(n); return errors.Is(err, unix.ENXIO) })
-}
-
-func TestOpenQueriesAreBounded(t *testing.T) {
-	var a queries[int, int]
-	release := make(chan struct{})
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	asked := make(chan int, 2*maxQueries)
-	question := func() (int, error) { asked <- 1; <-release; return 7, nil }
-	var open []*answer[int]
-	for key := range maxQueries {
-		for range 3 {
-			r, err := a.ask(key, question)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := r.wait(ctx); !errors.Is(err, errNoAnswer) {
-				t.Errorf("wait = %v, want errNoAnswer", err)
-			}
-			open = append(open, r)
-		}
-	}
-	if _, err := a.ask(maxQueries, question); !errors.Is(err, errNoAnswer) {
-		t.Errorf("a question above the limit: %v, want errNoAnswer", err)
-	}
-	close(release)
-	for _, r := range open {
-		if value, err := r.wait(context.Background()); value != 7 || err != nil {
-			t.Errorf("wait = %d, %v", value, err)
-		}
-	}
-	if len(asked) != maxQueries {
-		t.Errorf("%d questions were asked for %d keys", len(asked), maxQueries)
-	}
-	await(t, "a further question is asked", func() bool { _, err := a.ask(maxQueries, question); return err == nil })
+	runTool(t, "losetup", "-d", device)
+	await.True(t, "the device is free again", func() bool { _, err := l.fileOf(n); return errors.Is(err, unix.ENXIO) })
 }

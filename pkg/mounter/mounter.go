@@ -1,11 +1,10 @@
-// Package mounter mounts volumes at paths on this operating system.
+// Package mounter describes mounts of volumes, and what a machine does with them.
 //
 // A mount is a value. A backend describes a mount (Mount), and the driver passes the description to
 // the Mounter, which makes the mount. A backend that keeps volumes in images works on them with
-// Images. New returns both as a Host. So backends are portable, and all differences between
-// operating systems are in this package: mounter_linux.go has the Host of Linux, mounter_windows.go
-// that of Windows, whose mounts are links (links.go, and linkdisks.go and linkshares.go for disks and
-// shares), mounter_other.go returns errors, and Fake keeps its mounts in memory, for tests.
+// Images. A Host is both. So backends are portable, and all differences between operating systems
+// are in the Host: the package host has that of this machine, and mountertest has Hosts that keep
+// their mounts in memory, or have the logic of Windows over files of this machine, for tests.
 package mounter
 
 import (
@@ -18,7 +17,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
 
 // Kind is the kind of a Mount.
@@ -77,13 +77,13 @@ type Mount struct {
 	Sequence uint64
 }
 
-// isDevice reports whether m shows a block device and no filesystem.
-func (m Mount) isDevice() bool {
+// IsDevice reports whether m shows a block device and no filesystem.
+func (m Mount) IsDevice() bool {
 	return m.Kind == Disk || m.Kind == Device || (m.Kind == BlockDevice && m.FSType == "")
 }
 
-// tooSmall is the error of a BlockDevice with fewer bytes than m.Size.
-func tooSmall(m Mount, size int64) error {
+// TooSmall is the error of a BlockDevice with fewer bytes than m.Size.
+func TooSmall(m Mount, size int64) error {
 	return fmt.Errorf("%w: %s has %d bytes, must have at least %d: attach the disk of this volume, or, if the disk "+
 		"grew, let the node"+
 		" see its new size", ErrDevice, m.Source, size, m.Size)
@@ -92,11 +92,12 @@ func tooSmall(m Mount, size int64) error {
 // BindFrom returns the bind mount whose source is the mount of m at path.
 func (m Mount) BindFrom(path string) Mount {
 	again := Mount{Kind: Directory, Source: path, ReadOnly: m.ReadOnly}
-	if m.isDevice() {
+	if m.IsDevice() {
 		again.Kind, again.Source = Device, filepath.Join(path, DeviceName)
 	}
 	for _, o := range m.Options {
-		if slices.Contains(directoryOptions, o) { // all others belong to the filesystem, and hold for all of its mounts
+		if slices.Contains(options.Directory,
+			o) { // all others belong to the filesystem, and hold for all of its mounts
 			again.Options = append(again.Options, o)
 		}
 	}
@@ -145,7 +146,7 @@ type Usage struct {
 // Errors that a Host returns wrapped, with the operation and its object.
 var (
 	// outside the kubelet directory, relative, unclean, or through a link
-	ErrPath     = errors.New("invalid path")
+	ErrPath     = paths.Err
 	ErrConflict = errors.New("occupied by another mount")   // or by the same mount with other options
 	ErrBusy     = errors.New("in use")                      // files below the path are open
 	ErrNotEmpty = errors.New("not an empty directory")      // a mount would hide files
@@ -165,10 +166,6 @@ var (
 	// the mount is as it was, and lasts until its session ends
 	ErrCredentials = errors.New("credentials of a mounted share not changed")
 )
-
-// Main must be the first call of a program that uses Freeze, Grow or Trim, or of TestMain. In a helper
-// process of a Host it does not return. Elsewhere it does nothing.
-func Main() { helper.Main(HelperTasks()) }
 
 // Mounter mounts below a single directory, the kubelet's. A path outside is ErrPath. The parent of
 // a path must exist. No element of a path, or of a source, may be a symbolic link, also during a
@@ -354,9 +351,8 @@ type Images interface {
 	Helpers() []Helpers
 }
 
-// Host is a machine: New returns the machine of this process, and a Fake simulates a machine for
-// tests. Both halves share locks, so a Mounter and the Images for the same files come from the same
-// Host.
+// Host is a machine: see the packages host and mountertest. Both halves share locks, so a Mounter and
+// the Images for the same files come from the same Host.
 type Host interface {
 	Mounter
 	Images
@@ -383,39 +379,6 @@ func CheckFormat(fsType string, arguments []string) error {
 			return fmt.Errorf("%w: invalid value %.32q of the argument %s of mkfs.%.32s: must not start with - or "+
 				"hold a slash", ErrOption, a, arguments[i-1], fsType)
 		}
-	}
-	return nil
-}
-
-const (
-	maxPath = 4095 // PATH_MAX of Linux, less the terminating NUL
-	maxName = 255  // NAME_MAX: bytes of an element of a path
-)
-
-// below returns path relative to dir. Both must be absolute and clean, and path strictly below dir.
-func below(dir, path string) (string, error) {
-	if len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
-		return "", fmt.Errorf("%w: a path has at most %d bytes, none of them NUL", ErrPath, maxPath)
-	}
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-		return "", fmt.Errorf("%w: %.128q is not absolute and clean", ErrPath, path)
-	}
-	rel, ok := strings.CutPrefix(path, strings.TrimSuffix(dir, string(filepath.Separator))+string(filepath.Separator))
-	if !ok || rel == "" {
-		return "", fmt.Errorf("%w: %.128q is not below %q", ErrPath, path, dir)
-	}
-	for name := range strings.SplitSeq(rel, string(filepath.Separator)) {
-		if len(name) > maxName {
-			return "", fmt.Errorf("%w: %.64q… has %d bytes, over %d", ErrPath, name, len(name), maxName)
-		}
-	}
-	return rel, nil
-}
-
-// checkDir returns an error for a directory that no Mounter can work below.
-func checkDir(dir string) error {
-	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
-		return fmt.Errorf("%w: the kubelet directory %q is not absolute and clean", ErrPath, dir)
 	}
 	return nil
 }

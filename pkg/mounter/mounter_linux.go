@@ -18,6 +18,9 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/keylock"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
 
 // maxLayers bounds the number of stacked mounts that Unmount removes from a path.
@@ -31,14 +34,14 @@ type linux struct {
 	state    string // directory of the Host alone, for the records of frozen filesystems
 	known    known
 	loops    loops
-	layers   queries[string, layer]    // of overlays, by path
-	opens    queries[int, struct{}]    // opens the root of a filesystem, by mount ID
-	looks    queries[fileID, looked]   // at the content of block devices, by device number
-	rescans  queries[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
-	images   locks[backing]            // held by calls that mount, unmount, change or freeze an image
-	syncs    locks[backing]            // held to unmount, flush, freeze or trim an image; taken before images
-	helpers  helper.Pool               // for system calls that a tenant can make stall
-	freezers helper.Pool               // for freezes, so that they never take a helper from a thaw
+	layers   inflight.Group[string, layer]    // of overlays, by path
+	opens    inflight.Group[int, struct{}]    // opens the root of a filesystem, by mount ID
+	looks    inflight.Group[fileID, looked]   // at the content of block devices, by device number
+	rescans  inflight.Group[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
+	images   keylock.Locks[backing]           // held by calls that mount, unmount, change or freeze an image
+	syncs    keylock.Locks[backing]           // held to unmount, flush, freeze or trim an image; taken before images
+	helpers  helper.Pool                      // for system calls that a tenant can make stall
+	freezers helper.Pool                      // for freezes, so that they never take a helper from a thaw
 	// for system calls on shares, which wait for a server
 	shareHelpers helper.Pool
 	shareSlots   *fair.Slots // of the helpers for mounts and usage of shares
@@ -47,12 +50,13 @@ type linux struct {
 	secrets      secrets
 	usages       usages
 	silent       silence
-	paths        locks[string] // held by calls that mount or unmount a path, until their helpers have ended
+	paths        keylock.Locks[string] // held by calls that mount or unmount a path, until their helpers have ended
 	stalls       stalls
-	checks       *fair.Slots   // for e2fsck and resize2fs
-	growths      *fair.Slots   // for growths of mounted filesystems
-	toolLimit    time.Duration // the constant toolLimit, or less in a test
-	legacy       atomic.Bool   // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
+	checks       *fair.Slots      // for e2fsck and resize2fs
+	growths      *fair.Slots      // for growths of mounted filesystems
+	toolLimit    time.Duration    // the constant toolLimit, or less in a test
+	mayBeShare   func(state) bool // reports whether a mount may be one of a share
+	legacy       atomic.Bool      // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
 // New returns the Host of this machine for paths below dir, the kubelet directory, which must
@@ -63,7 +67,7 @@ type linux struct {
 //
 // New needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
 func New(dir, state string) (Host, error) {
-	if err := checkDir(dir); err != nil {
+	if err := paths.CheckDir(dir); err != nil {
 		return nil, err
 	}
 	resolved, err := filepath.EvalSymlinks(dir)
@@ -75,11 +79,12 @@ func New(dir, state string) (Host, error) {
 	}
 	l := &linux{
 		dir: dir, real: resolved, state: state, toolLimit: toolLimit,
-		checks:  fair.New(fair.Limits{Slots: 8, Tenant: 4, Kind: 8}),
-		growths: fair.New(fair.Limits{Slots: maxGrowing, Tenant: tenantGrow, Kind: maxGrowing}),
+		checks:  fair.New(checkSlots),
+		growths: fair.New(growSlots),
 
 		shareSlots: fair.New(shareSlots), unmountSlots: fair.New(unmountSlots),
 	}
+	l.mayBeShare = l.shares.may
 	if err := l.checkKernel(); err != nil {
 		return nil, err
 	}
@@ -254,13 +259,13 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 	case Image:
 		return l.mountImage(ctx, m, src, p, attr)
 	case Disk:
-		return l.mountDisk(ctx, m, src, p)
+		return l.mountDisk(ctx, m, src, p, attr)
 	case Device:
-		return l.mountDevice(ctx, m, src, p)
+		return l.mountDevice(ctx, m, src, p, attr)
 	case BlockDevice:
 		return l.mountBlockDevice(ctx, m, src, p, attr)
 	}
-	return l.mountDirectory(m, src, p, attr)
+	return l.mountDirectory(ctx, m, src, p, attr)
 }
 
 // lockSource opens the source of m and takes the lock of its image. The source is the image itself,
@@ -274,9 +279,9 @@ func (l *linux) lockSource(ctx context.Context, m Mount) (src source, release fu
 	var unlock func()
 	switch m.Kind {
 	case Image, Disk:
-		unlock, err = l.images.lock(ctx, at.backing())
+		unlock, err = l.images.Lock(ctx, at.backing())
 	case BlockDevice:
-		unlock, err = l.images.lock(ctx, at.deviceKey())
+		unlock, err = l.images.Lock(ctx, at.deviceKey())
 	default:
 		unlock, err = l.lockImage(ctx, at, &l.images)
 	}
@@ -315,7 +320,7 @@ func (l *linux) lockImageAt(ctx context.Context, path string) (release func(), e
 
 // lockImage takes the locks of an image: the backing file of the loop device of a mount. It takes
 // none if the mount has no loop device.
-func (l *linux) lockImage(ctx context.Context, at state, all ...*locks[backing]) (release func(), err error) {
+func (l *linux) lockImage(ctx context.Context, at state, all ...*keylock.Locks[backing]) (release func(), err error) {
 	n, ok := l.loops.number(at)
 	if !ok {
 		return func() {}, nil
@@ -335,7 +340,7 @@ func (l *linux) lockImage(ctx context.Context, at state, all ...*locks[backing])
 		}
 	}
 	for _, a := range all {
-		r, err := a.lock(ctx, b)
+		r, err := a.Lock(ctx, b)
 		if err != nil {
 			release()
 			return nil, err
@@ -345,7 +350,8 @@ func (l *linux) lockImage(ctx context.Context, at state, all ...*locks[backing])
 	return release, nil
 }
 
-func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attributeSet) error {
+// mountDirectory mounts a directory once more.
+func (l *linux) mountDirectory(_ context.Context, m Mount, src source, p pathHandle, attr attributeSet) error {
 	if src.kind() != unix.S_IFDIR {
 		return &fs.PathError{Op: "mount", Path: m.Source, Err: unix.ENOTDIR}
 	}
@@ -382,6 +388,17 @@ func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attribute
 		return l.remember(p.path, src)
 	}
 	return t.failed(m, l.attach(t, r))
+}
+
+// Grow grows the mount m at path.
+func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
+	switch m.Kind {
+	case Image, Disk:
+		return l.growMounted(ctx, m, path)
+	case BlockDevice:
+		return l.growBlockDevice(ctx, m, path)
+	}
+	return nil
 }
 
 func (l *linux) Unmount(ctx context.Context, path string) error {
@@ -562,7 +579,7 @@ func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", path, err)
 	}
-	if m.Kind == BlockDevice && m.isDevice() {
+	if m.Kind == BlockDevice && m.IsDevice() {
 		return l.rawMounted(path, src.device)
 	}
 	return l.shows(path, func(at state) (bool, error) {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,16 +37,17 @@ func resolve(path string, flags int) (fd int, err error) {
 // pathHandle is a handle of a path below the kubelet directory. It holds the parent directory open,
 // so that another process can replace only the last element between two steps.
 type pathHandle struct {
-	parent int     // O_PATH descriptor
-	name   string  // the last element
-	path   string  // as the caller spells it
-	shares *shares // of the Host
+	parent int    // O_PATH descriptor
+	name   string // the last element
+	path   string // as the caller spells it
+	// mayBeShare reports whether a mount may be one of a share; nil: none is.
+	mayBeShare func(state) bool
 }
 
 // open resolves path below the kubelet directory without following any link. Errors: ErrPath,
 // fs.ErrNotExist if the parent does not exist.
 func (l *linux) open(path string) (pathHandle, error) {
-	rel, err := below(l.dir, path)
+	rel, err := paths.Below(l.dir, path)
 	if err != nil {
 		return pathHandle{}, err
 	}
@@ -57,7 +59,7 @@ func (l *linux) open(path string) (pathHandle, error) {
 	if err != nil {
 		return pathHandle{}, err
 	}
-	return pathHandle{parent: parent, name: name, path: path, shares: &l.shares}, nil
+	return pathHandle{parent: parent, name: name, path: path, mayBeShare: l.mayBeShare}, nil
 }
 
 func (p pathHandle) close() { unix.Close(p.parent) }
@@ -86,7 +88,7 @@ func (p pathHandle) openPath() (int, error) {
 func (p pathHandle) stat() (state, error) {
 	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
 	s, err := stat(p.parent, p.name, flags|unix.AT_STATX_DONT_SYNC)
-	if err == nil && s.mounted && s.id.major == 0 && !p.shares.may(s) {
+	if err == nil && s.mounted && s.id.major == 0 && (p.mayBeShare == nil || !p.mayBeShare(s)) {
 		s, err = stat(p.parent, p.name, flags)
 	}
 	if err != nil {
@@ -352,7 +354,7 @@ type source struct {
 // itself may be reached through a link. Errors: ErrPath for a link, fs.ErrNotExist.
 func (l *linux) openSource(path string) (source, error) {
 	resolved := path
-	if rel, err := below(l.dir, path); err == nil {
+	if rel, err := paths.Below(l.dir, path); err == nil {
 		resolved = filepath.Join(l.real, rel)
 	}
 	fd, err := resolve(resolved, unix.O_PATH)

@@ -85,13 +85,15 @@ func readOnlyFlag(src source) (int, error) {
 // stays read-only.
 func (p pathHandle) becomesWritable(at state) func() {
 	nothing := func() {}
+	dev, err := openNumber(at.device, 0) // not through the node, which would stay mounted
+	if err != nil {
+		return nothing
+	}
+	// While dev is open, no other device gets its number.
 	is, err := p.isRaw(at, at.device)
 	_, wasReadOnly, _, failed := p.readBackingFlag()
 	if !is || err != nil || failed != nil || wasReadOnly != 0 {
-		return nothing
-	}
-	dev, err := openNumber(at.device, 0) // not through the node, which would stay mounted
-	if err != nil {
+		dev.Close()
 		return nothing
 	}
 	return func() {

@@ -10,7 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 func TestFindDeviceBySerialNumber(t *testing.T) {
@@ -47,7 +50,7 @@ func TestFindDeviceBySerialNumber(t *testing.T) {
 	node("vde", 99)
 	write(t, filepath.Join(sys, "vda", "diskseq"), "7\n")
 	sequences := map[string]uint64{"vda": 7}
-	look := finder{sys, dev, &queries[string, identity]{}}
+	look := finder{sys, dev, &inflight.Group[string, identity]{}}
 	for serial, want := range map[string]string{"one": "vda", "two": "nvme0n1", "three": "sda", "slash": "cciss/c0d0"} {
 		got, sequence, err := look.find(context.Background(), serial)
 		if err != nil || got != filepath.Join(dev, want) || sequence != sequences[want] {
@@ -82,16 +85,14 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	look := finder{sys, dev, &queries[string, identity]{}}
+	look := finder{sys, dev, &inflight.Group[string, identity]{}}
 	defer func() { // let the stalled read return
 		if f, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
-			await(t, "no question is open", func() bool {
-				look.asks.mu.Lock()
-				defer look.asks.mu.Unlock()
+			await.True(t, "no question is open", func() bool {
 				f.WriteString("x")
 				f.Close()
 				f, err = os.OpenFile(pipe, os.O_RDWR, 0)
-				return len(look.asks.open) == 0
+				return look.asks.Len() == 0
 			})
 			f.Close()
 		}
@@ -112,8 +113,8 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 		!strings.Contains(err.Error(), "vdb: ") {
 		t.Errorf("find = %v, want ErrNoAnswer that names vda and vdb", err)
 	}
-	if len(look.asks.open) != 1 {
-		t.Errorf("%d reads are open, want 1", len(look.asks.open))
+	if look.asks.Len() != 1 {
+		t.Errorf("%d reads are open, want 1", look.asks.Len())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -165,13 +166,7 @@ func TestMountRejectsAReplacedDisk(t *testing.T) {
 				if err := os.Truncate(file, diskSize); err != nil {
 					t.Fatal(err)
 				}
-				untilIdle(t, func() error {
-					out, err := exec.Command("losetup", m.Source, file).CombinedOutput()
-					if strings.Contains(string(out), "Device or resource busy") {
-						return unix.EBUSY
-					}
-					return err
-				})
+				attachTo(t, m.Source, file)
 			}
 			attach("disk")
 			find := func() uint64 {
@@ -216,7 +211,7 @@ func TestAnAttachedDiskIsFoundAndFormatted(t *testing.T) {
 		t.Run("ext4 on "+serial, func(t *testing.T) {
 			b := newBench(t, realMounter(t))
 			path, sequence := "", uint64(0)
-			await(t, "the kernel finds "+serial, func() bool {
+			await.True(t, "the kernel finds "+serial, func() bool {
 				var err error
 				path, sequence, err = FindDevice(context.Background(), serial)
 				if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -3,13 +3,13 @@ package mounter
 import (
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
 
 // Credentials are those of a Share. They print as *** in every format, so that no log, error or
@@ -35,9 +35,9 @@ func (Credentials) GoString() string { return hidden }
 // MarshalText returns ***, so that no encoding and no log contains credentials.
 func (Credentials) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 
-// check returns ErrOption for a value that an SMB server cannot have. The error does not show the
+// Check returns ErrOption for a value that an SMB server cannot have. The error does not show the
 // value.
-func (c Credentials) check() error {
+func (c Credentials) Check() error {
 	for name, value := range map[string]string{"username": c.Username, "domain": c.Domain, "password": c.Password} {
 		if len(value) > maxCredential || strings.ContainsAny(value, "\x00\n\r") || !utf8.ValidString(value) {
 			return fmt.Errorf("%w: the %s must be UTF-8 without NUL and line breaks, at most %d bytes", ErrOption, name,
@@ -59,16 +59,16 @@ type ShareSource struct {
 	Path   string // path of a directory on the share, with slashes; "": the root of the share
 }
 
-// smbPort is the port of SMB over TCP.
-const smbPort = 445
+// SMBPort is the port of SMB over TCP.
+const SMBPort = 445
 
 const (
 	maxShareName   = 80   // bytes; [MS-SMB2] 2.2.9
 	maxShareSource = 1024 // bytes of a source
 )
 
-// hostname matches the names of hosts: RFC 1123.
-var hostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
+// Hostname matches the names of hosts: RFC 1123.
+var Hostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
 
 // ParseShare parses //server[:port]/share[/directory…]. An IPv6 address is in brackets. No element
 // is ".", ".." or empty, or has a character that Windows forbids in names. Errors: ErrPath.
@@ -118,14 +118,14 @@ func parseServer(text string) (server string, port int, err error) {
 		}
 		return ip.String(), port, nil
 	}
-	if len(server) > maxHostname || !hostname.MatchString(server) {
+	if len(server) > MaxHostname || !Hostname.MatchString(server) {
 		return "", 0, fmt.Errorf("invalid server %.128q", server)
 	}
 	return server, port, nil
 }
 
-// maxHostname is the maximum length of the name of a host: RFC 1035.
-const maxHostname = 253
+// MaxHostname is the maximum length of the name of a host: RFC 1035.
+const MaxHostname = 253
 
 // CheckShareName returns an error for a name that no file or directory on a share may have: empty,
 // "." or "..", with a character that Windows forbids, with a space or dot at its end, or of more
@@ -134,8 +134,8 @@ func CheckShareName(name string) error {
 	switch {
 	case name == "", name == ".", name == "..":
 		return fmt.Errorf("%q is not a name", name)
-	case len(name) > maxName:
-		return fmt.Errorf("%.32q… has %d bytes, must have at most %d", name, len(name), maxName)
+	case len(name) > paths.MaxName:
+		return fmt.Errorf("%.32q… has %d bytes, must have at most %d", name, len(name), paths.MaxName)
 	case !utf8.ValidString(name):
 		return fmt.Errorf("%.64q is not UTF-8", name)
 	case strings.HasSuffix(name, ".") || strings.HasSuffix(name, " "):
@@ -155,7 +155,7 @@ func (s ShareSource) String() string {
 	if s.Port != 0 {
 		text += ":" + strconv.Itoa(s.Port)
 	}
-	return text + strings.TrimPrefix(s.unc(), "//"+s.host())
+	return text + strings.TrimPrefix(s.UNC(), "//"+s.host())
 }
 
 // host returns the server, with brackets around an IPv6 address.
@@ -166,8 +166,8 @@ func (s ShareSource) host() string {
 	return s.Server
 }
 
-// unc returns the source without the port.
-func (s ShareSource) unc() string {
+// UNC returns the source without the port.
+func (s ShareSource) UNC() string {
 	text := "//" + s.host() + "/" + s.Share
 	if s.Path != "" {
 		text += "/" + s.Path
@@ -175,54 +175,9 @@ func (s ShareSource) unc() string {
 	return text
 }
 
-// same reports whether both are the same directory of a server. The names of servers and shares do
+// Same reports whether both are the same directory of a server. The names of servers and shares do
 // not depend on case; those of directories are compared exactly. A port is not compared, as the
 // kernel does not show it in the source of a mount.
-func (s ShareSource) same(other ShareSource) bool {
+func (s ShareSource) Same(other ShareSource) bool {
 	return s.Server == other.Server && strings.EqualFold(s.Share, other.Share) && s.Path == other.Path
-}
-
-// shareOptions are the permitted options of a Share on Linux beside directoryOptions: for each, the form of
-// its value, or nil for an option without a value. Options that name a server, a credential or a
-// file are not among them, nor those that weaken the consistency of the data. mount.cifs(8).
-var shareOptions = map[string]*regexp.Regexp{
-	"uid": id32, "gid": id32, "cruid": id32,
-	"file_mode": mode, "dir_mode": mode,
-	"actimeo": seconds, "acregmax": seconds, "acdirmax": seconds, "closetimeo": seconds, "echo_interval": seconds,
-	"rsize": bytes32, "wsize": bytes32,
-	"cache":       regexp.MustCompile(`^(none|strict)$`),
-	"vers":        regexp.MustCompile(`^(3|3\.0|3\.02|3\.1\.1)$`),
-	"sec":         regexp.MustCompile(`^(krb5|ntlmssp)$`),
-	contextOption: label,
-	"forceuid":    nil, "forcegid": nil, "noperm": nil, "mfsymlinks": nil, "nobrl": nil, "serverino": nil,
-	"noserverino": nil, "seal": nil, "sign": nil, "soft": nil, "hard": nil, "nosharesock": nil, "guest": nil,
-}
-
-var (
-	id32    = regexp.MustCompile(`^(0|[1-9][0-9]{0,8}|[1-3][0-9]{9})$`) // below 4,000,000,000
-	mode    = regexp.MustCompile(`^0?[0-7]{3,4}$`)
-	seconds = regexp.MustCompile(`^[0-9]{1,5}$`)
-	bytes32 = regexp.MustCompile(`^[1-9][0-9]{3,7}$`)
-)
-
-// isShareOption reports whether an option is one of those permitted.
-func isShareOption(permitted map[string]*regexp.Regexp, option string) bool {
-	name, value, hasValue := strings.Cut(option, "=")
-	if l, ok := labelOf(option); ok {
-		value = l
-	}
-	form, ok := permitted[name]
-	return ok && hasValue == (form != nil) && (form == nil || form.MatchString(value))
-}
-
-// shareOptionNames returns the names of permitted options, sorted, for an error.
-func shareOptionNames(permitted map[string]*regexp.Regexp) []string {
-	var names []string
-	for _, name := range slices.Sorted(maps.Keys(permitted)) {
-		if permitted[name] != nil {
-			name += "="
-		}
-		names = append(names, name)
-	}
-	return names
 }

@@ -2,14 +2,10 @@ package mounter
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -40,7 +36,8 @@ func TestParseShare(t *testing.T) {
 		"//server/share/a.", "//server/share/a ", "//server/share/\xff", "//server/share/" + long + "a",
 		"//server:0/share", "//server:65536/share", "//server:x/share", "//server:/share", "//:445/share", "//-a/share",
 		"//a b/share", "//server,ip=10.0.0.1/share", "//[::1/share", "//[10.0.0.1]/share", "//[fe80::1%eth0]/share",
-		"//" + long + "/share", "//server/" + strings.Repeat("s", 81), "//server/share" + strings.Repeat("/0123456", 200),
+		"//" + long + "/share", "//server/" + strings.Repeat("s", 81), "//server/share" + strings.Repeat("/0123456",
+			200),
 		"smb://server/share", `\\server\share`,
 	} {
 		if got, err := ParseShare(source); !errors.Is(err, ErrPath) {
@@ -69,7 +66,8 @@ func FuzzParseShare(f *testing.F) {
 }
 
 func TestOptionsOfAShare(t *testing.T) {
-	good := []string{"uid=0", "gid=4242", "gid=3999999999", "file_mode=0660", "dir_mode=02770", "dir_mode=770", "actimeo=30",
+	good := []string{"uid=0", "gid=4242", "gid=3999999999", "file_mode=0660", "dir_mode=02770", "dir_mode=770",
+		"actimeo=30",
 		"closetimeo=1", "cache=none", "rsize=65536", "vers=3.1.1", "sec=krb5", "cruid=1000", "forcegid", "seal", "nobrl",
 		"mfsymlinks", "context=system_u:object_r:container_file_t:s0:c1,c2", `context="system_u:object_r:container_file_t:s0:c1,c2"`, "ro",
 		"noexec", "relatime"}
@@ -113,7 +111,8 @@ func TestCredentialsAreHidden(t *testing.T) {
 	}
 	texts := []string{log.String(), string(data), fmt.Sprint(m), fmt.Errorf("mount %v: %w", m, ErrServer).Error()}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
-		texts = append(texts, fmt.Sprintf(verb, m), fmt.Sprintf(verb, c), fmt.Sprintf(verb, &c), fmt.Sprintf(verb, []any{c}))
+		texts = append(texts, fmt.Sprintf(verb, m), fmt.Sprintf(verb, c), fmt.Sprintf(verb, &c), fmt.Sprintf(verb,
+			[]any{c}))
 	}
 	for _, text := range texts {
 		for _, form := range []string{"secret-", fmt.Sprintf("%x", "secret-"), "[115 101"} {
@@ -124,47 +123,5 @@ func TestCredentialsAreHidden(t *testing.T) {
 		if !strings.Contains(text, hidden) {
 			t.Errorf("no %s in %s", hidden, text)
 		}
-	}
-}
-
-func TestTheFakeMountsShares(t *testing.T) {
-	dir := t.TempDir()
-	f, ctx := NewFake(dir), context.Background()
-	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
-	m := Mount{Kind: Share, Source: "//SERVER/Share/dir", Options: []string{"gid=1"}, Credentials: Credentials{Password: "a"}}
-	steps := []error{f.Mount(ctx, m, staging), f.Mount(ctx, m.BindFrom(staging), target)}
-	m.Source, m.Credentials.Password = "//server/share/dir", "b"
-	if err := errors.Join(append(steps, f.Mount(ctx, m, staging))...); err != nil {
-		t.Fatal(err)
-	}
-	if got := f.Mounts()[staging]; got.Credentials.Password != "b" || !slices.Contains(got.Options, "gid=1") {
-		t.Errorf("the mount has options %q, and the new password: %v", got.Options, got.Credentials.Password == "b")
-	}
-	for _, path := range []string{staging, target} {
-		if mounted, err := f.Mounted(ctx, m, path); !mounted || err != nil {
-			t.Errorf("%s: mounted %v, %v", path, mounted, err)
-		}
-	}
-	other := m
-	other.Source += "/sub"
-	if mounted, err := f.Mounted(ctx, other, target); mounted || err != nil {
-		t.Errorf("another directory: mounted %v, %v", mounted, err)
-	}
-	other.Source, other.Options = m.Source, []string{"gid=2"}
-	for what, err := range map[string]error{
-		"another group":  f.Mount(ctx, other, staging),
-		"a bad source":   f.Mount(ctx, Mount{Kind: Share, Source: "//server/share/.."}, filepath.Join(dir, "bad")),
-		"a bad password": f.Mount(ctx, Mount{Kind: Share, Source: "//server/share", Credentials: Credentials{Password: "\x00"}}, filepath.Join(dir, "bad")),
-	} {
-		want := map[string]error{"another group": ErrConflict, "a bad source": ErrPath, "a bad password": ErrOption}[what]
-		if !errors.Is(err, want) {
-			t.Errorf("%s: %v, want %v", what, err, want)
-		}
-	}
-	if err := errors.Join(f.Remove(ctx, target), f.Unmount(ctx, staging)); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "bad")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a mount that failed left its directory: %v", err)
 	}
 }

@@ -37,9 +37,6 @@ func (s *shares) forget(major, minor uint32) {
 
 // may reports whether the filesystem of at may be a share.
 func (s *shares) may(at state) bool {
-	if s == nil {
-		return false
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return at.id.major == 0 && s.devices[[2]uint32{at.id.major, at.id.minor}]
@@ -181,7 +178,7 @@ func (l *linux) shareMounted(m Mount, path string) (bool, error) {
 // showsShare reports whether an entry of mountinfo is a mount of the whole of src.
 func showsShare(i *mountinfo.Info, src ShareSource) bool {
 	shown, err := parseShown(i.Source)
-	return err == nil && i.Root == "/" && shown.same(src)
+	return err == nil && i.Root == "/" && shown.Same(src)
 }
 
 // serverOf returns the server of a mount in mountinfo.

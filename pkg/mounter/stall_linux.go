@@ -7,13 +7,9 @@ import (
 	"time"
 )
 
-// Limits on the helpers that a single tenant can occupy, so that helpers are left for the others.
-// Freezes have their own slots in the backend.
-const (
-	maxStalled = 8  // stalled images of a tenant
-	maxGrowing = 32 // filesystems that grow at the same time
-	tenantGrow = 4  // filesystems of a tenant that grow at the same time
-)
+// maxStalled is the number of stalled images of a tenant from which on no further image of the
+// tenant gets a helper, so that helpers are left for the others.
+const maxStalled = 8
 
 // stalls are the stalled images: those with a helper or a program that the driver has given up, and
 // that has not ended. Its zero value is empty and usable.
@@ -82,7 +78,7 @@ func (s *stalls) admit(tenant string) error {
 
 // Supports returns errors.ErrUnsupported for a filesystem of another operating system.
 func (l *linux) Supports(k Kind, fsType string, options []string) error {
-	return linuxMounts.supports(k, fsType, options)
+	return Linux.Supports(k, fsType, options)
 }
 
 func (l *linux) Helpers() []Helpers {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
@@ -94,7 +95,7 @@ func TestUnkillableProgramMakesTheImageStalled(t *testing.T) {
 		t.Errorf("NewUUID = %v, want ErrStalled", err)
 	}
 	p.Release()
-	await(t, "the image is free", func() bool {
+	await.True(t, "the image is free", func() bool {
 		all, err := b.Failing()
 		return err == nil && len(all) == 0
 	})
@@ -127,7 +128,7 @@ func TestTenantGetsOnlyHalfOfTheCheckSlots(t *testing.T) {
 		})
 	}
 	running := map[string]int{}
-	await(t, "tenant b's check runs and all others have begun to wait", func() bool {
+	await.True(t, "tenant b's check runs and all others have begun to wait", func() bool {
 		clear(running)
 		checks := b.Checks()
 		for _, c := range checks {

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // writeRandom writes random data to a file, to the disk, and returns the data.
@@ -53,7 +55,7 @@ func TestTrimGivesDeletedDataBack(t *testing.T) {
 			}
 			syncFilesystem(t, path)
 			before, freed := sizeOnDisk(t, m.Source), int64(0)
-			await(t, "the blocks are given back", func() bool { // xfs frees the blocks of a deleted file in the background
+			await.True(t, "the blocks are given back", func() bool { // xfs frees the blocks of a deleted file in the background
 				n, err := b.Trim(t.Context(), "", m.Source)
 				if err != nil {
 					t.Fatal(err)
@@ -156,7 +158,7 @@ func TestTrimGivesWay(t *testing.T) {
 				_, err := b.Trim(ctx, "", m.Source)
 				trimmed <- err
 			}()
-			await(t, "the trim runs", func() bool {
+			await.True(t, "the trim runs", func() bool {
 				select {
 				case err := <-trimmed:
 					t.Fatalf("the trim has ended: %v", err)
@@ -195,7 +197,7 @@ func stop(t *testing.T, pid int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Kill(pid, unix.SIGCONT) })
-	await(t, "the process has stopped", func() bool { // each of its threads stops by itself
+	await.True(t, "the process has stopped", func() bool { // each of its threads stops by itself
 		threads, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/status"))
 		if err != nil {
 			t.Fatal(err)

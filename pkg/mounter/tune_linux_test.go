@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // tuned returns the settings of the only device of the bench: whether it is buffered, and its
@@ -101,7 +103,7 @@ func TestDeviceWithoutDirectIOStaysBuffered(t *testing.T) {
 	}
 	detach()           // together with the mount
 	t.Cleanup(func() { // another process may have the device of the image open for a moment
-		await(t, "it is unmounted", func() bool { return exec.Command("umount", below).Run() == nil })
+		await.True(t, "it is unmounted", func() bool { return exec.Command("umount", below).Run() == nil })
 	})
 	m := Mount{Kind: Disk, Source: filepath.Join(below, "image"), Sector: 512}
 	if err := os.WriteFile(m.Source, make([]byte, 1<<20), 0o600); err != nil {

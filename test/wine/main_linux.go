@@ -39,6 +39,9 @@ var packages = []string{
 	"pkg/backend/internal/record",
 	sanityPackage,
 	"pkg/mounter",
+	"pkg/mounter/internal/links",
+	"pkg/mounter/internal/links/win",
+	"pkg/mounter/mountertest",
 	"pkg/volumeid",
 }
 
