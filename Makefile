@@ -130,6 +130,10 @@ test-cluster: ## cause the documented failures on a cluster on this machine, and
 	$(NEED) cluster guests
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
+test-local-cluster: ## test the program of the cluster on this machine: starts that are killed, nodes without power, guests; root, Debian
+	$(NEED) cluster guests
+	$(GO) -C test/cluster run ./build
+	$(GO) -C test/cluster test -count=1 -timeout 40m ./local
 test-chart-cluster: ## upgrade, roll back and uninstall the chart on a cluster on this machine while pods write; root, Debian
 	$(NEED) cluster
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./chart/live

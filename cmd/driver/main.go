@@ -64,7 +64,7 @@ func openHostpath(f hostpath.Flags, c csidriver.Config) (backend.Backend, error)
 	return hostpath.New(hostpath.Config{
 		Root: f.Root, Node: c.NodeID, Release: c.Version, Init: f.Init, Adopt: f.Adopt, Lost: f.Lost,
 		WindowsImageClone: f.WindowsImageClone, TrimInterval: f.TrimInterval, Kinds: f.Kinds,
-		Seen: filepath.Join(c.StateDir, "root-identity"),
+		RootRecord: filepath.Join(c.StateDir, "root-identity"),
 		Report: func(err error) {
 			c.Log.Error("a background task of the storage ended with a panic", guard.Attributes(err)...)
 		},

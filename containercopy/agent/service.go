@@ -217,7 +217,7 @@ func (a *Agent) begin(ctx context.Context, container string, pod *v1alpha1.Pod, 
 		return nil, status.Errorf(codes.InvalidArgument, "the path has %d bytes: the limit is %d", len(spec.Path),
 			a.config.Archive.Path)
 	}
-	slot, err := a.config.Slots.Take(of.Namespace+"/"+of.Name+"/"+of.UID, of.Namespace+"/"+of.Name)
+	slot, err := a.config.Slots.TakeSlot(of.Namespace+"/"+of.Name+"/"+of.UID, of.Namespace+"/"+of.Name)
 	if err != nil {
 		return nil, statusOf(err)
 	}

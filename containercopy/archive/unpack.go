@@ -269,7 +269,7 @@ func (u *unpacker) directory(path string, h *tar.Header) error {
 		return fmt.Errorf("%w: two entries have the name %.128q", ErrRefused, path)
 	}
 	if _, exists := u.dirs[path]; !exists {
-		if err := u.make(path, fs.FileMode(h.Mode).Perm()|0o700); err != nil {
+		if err := u.makeDirectory(path, fs.FileMode(h.Mode).Perm()|0o700); err != nil {
 			return err
 		}
 	}
@@ -282,7 +282,7 @@ func (u *unpacker) enter(path string) error {
 		return nil
 	}
 	if _, exists := u.dirs[path]; !exists {
-		if err := u.make(path, 0o777); err != nil {
+		if err := u.makeDirectory(path, 0o777); err != nil {
 			return err
 		}
 	}
@@ -295,9 +295,9 @@ func (u *unpacker) enter(path string) error {
 	return nil
 }
 
-// make makes a directory, with its parents. Errors: ErrRefused if a link or a file of the stream is
+// makeDirectory makes a directory, with its parents. Errors: ErrRefused if a link or a file of the stream is
 // at the path or above it.
-func (u *unpacker) make(path string, perm fs.FileMode) error {
+func (u *unpacker) makeDirectory(path string, perm fs.FileMode) error {
 	if u.links[path] != nil {
 		return fmt.Errorf("%w: a path leads through the link %.128q", ErrRefused, path)
 	}

@@ -120,7 +120,7 @@ func (i image) reference(tag string) string { return registry + "/" + i.name + "
 func (i image) write(dir, path string, v version, arches ...string) (oci.Digests, error) {
 	var all []oci.Image
 	for _, arch := range arches {
-		made, err := i.make(filepath.Join(dir, arch), v, arch)
+		made, err := i.build(filepath.Join(dir, arch), v, arch)
 		if err != nil {
 			return oci.Digests{}, err
 		}
@@ -145,8 +145,8 @@ func (i image) sbomName(program string) string {
 	return i.name + "-" + program
 }
 
-// make returns the image for a processor with the programs in a directory. It has an SBOM of each.
-func (i image) make(dir string, v version, arch string) (oci.Image, error) {
+// build returns the image for a processor with the programs in a directory. It has an SBOM of each.
+func (i image) build(dir string, v version, arch string) (oci.Image, error) {
 	files := []oci.File{
 		{Path: "/etc/passwd", Mode: 0o644, Content: []byte("root:x:0:0:root:/:/sbin/nologin\n" +
 			"nonroot:x:65532:65532:nonroot:/:/sbin/nologin\n")},

@@ -141,8 +141,8 @@ type held struct {
 	text  *bytes.Buffer
 }
 
-// hold begins a copy from standard input, and waits until the agent has begun it.
-func (p play) hold(args ...string) (*held, error) {
+// holdCopy begins a copy from standard input, and waits until the agent has begun it.
+func (p play) holdCopy(args ...string) (*held, error) {
 	fmt.Printf("$ kubectl copy %s &\n", strings.Join(args, " "))
 	h := &held{cmd: p.command(args...), text: new(bytes.Buffer)}
 	h.cmd.Stdout, h.cmd.Stderr = h.text, h.text

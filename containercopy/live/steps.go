@@ -208,11 +208,11 @@ func (p play) labels() error {
 // limits begins more copies of a pod than are permitted.
 func (p play) limits() error {
 	say("The third copy of a pod at a time")
-	first, err := p.hold("-", "bare:/scratch/one")
+	first, err := p.holdCopy("-", "bare:/scratch/one")
 	if err != nil {
 		return err
 	}
-	second, err := p.hold("-", "bare:/scratch/two")
+	second, err := p.holdCopy("-", "bare:/scratch/two")
 	if err != nil {
 		return err
 	}
@@ -274,7 +274,7 @@ func (p play) kills() error {
 	for i, victim := range []string{"worker", "agent", "apiserver", "kubectl copy"} {
 		say("SIGKILL for the %s: the copy in progress fails", victim)
 		at := fmt.Sprintf("bare:/scratch/kills-%d", i)
-		h, err := p.hold("-", at)
+		h, err := p.holdCopy("-", at)
 		if err != nil {
 			return err
 		}
@@ -300,7 +300,7 @@ func (p play) deletion() error {
 	if err != nil {
 		return err
 	}
-	h, err := p.hold("-", "bare:/image/lost")
+	h, err := p.holdCopy("-", "bare:/image/lost")
 	if err != nil {
 		return err
 	}
@@ -367,7 +367,7 @@ func (p play) mounts(volume string) (all []string, err error) {
 // off removes container copy with a copy in progress, and installs it again.
 func (p play) off() error {
 	say("Container copy is removed with a copy in progress, and installed again")
-	h, err := p.hold("-", "user:/scratch/removed")
+	h, err := p.holdCopy("-", "user:/scratch/removed")
 	if err != nil {
 		return err
 	}

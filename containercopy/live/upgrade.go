@@ -147,7 +147,7 @@ func (p play) upgrade() error {
 		return err
 	}
 	say("The API servers are upgraded: the copy in progress ends well")
-	h, err := p.hold("-", "bare:/scratch/drained")
+	h, err := p.holdCopy("-", "bare:/scratch/drained")
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func (p play) upgrade() error {
 		return err
 	}
 	say("The agents are upgraded: the copy in progress fails, and nothing of it is left")
-	if h, err = p.hold("-", "bare:/directory/lost"); err != nil {
+	if h, err = p.holdCopy("-", "bare:/directory/lost"); err != nil {
 		return err
 	}
 	defer h.kill()
@@ -229,7 +229,7 @@ func (p play) planeEnds() error {
 	if err != nil {
 		return err
 	}
-	h, err := p.hold("-", "user:/scratch/plane")
+	h, err := p.holdCopy("-", "user:/scratch/plane")
 	if err != nil {
 		return err
 	}

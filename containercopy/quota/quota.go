@@ -53,9 +53,9 @@ func New(perPod, perNode int) *Slots {
 	return &Slots{perPod: perPod, perNode: perNode, pods: map[string]int{}, rejected: map[Reason]int64{}}
 }
 
-// Take takes a slot for a copy. key is the namespace, name and UID of the pod, so a pod that is made again
-// starts without copies; pod is its namespace and name. Errors: Busy.
-func (s *Slots) Take(key, pod string) (*Slot, error) {
+// TakeSlot takes a slot for a copy. key is the namespace, name and UID of the pod, so a pod that is made
+// again starts without copies; pod is its namespace and name. Errors: Busy.
+func (s *Slots) TakeSlot(key, pod string) (*Slot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var busy *Busy

@@ -10,7 +10,7 @@ import (
 
 func take(t *testing.T, s *Slots, uid string) *Slot {
 	t.Helper()
-	slot, err := s.Take(uid, "ns/"+uid)
+	slot, err := s.TakeSlot(uid, "ns/"+uid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,11 +19,11 @@ func take(t *testing.T, s *Slots, uid string) *Slot {
 
 func busy(t *testing.T, s *Slots, uid string, want Reason) {
 	t.Helper()
-	slot, err := s.Take(uid, "ns/"+uid)
+	slot, err := s.TakeSlot(uid, "ns/"+uid)
 	var b *Busy
 	if slot != nil || !errors.Is(err, ErrBusy) || !errors.As(err, &b) || b.Reason != want ||
 		!strings.Contains(err.Error(), "ns/"+uid) || !strings.Contains(err.Error(), "try again later") {
-		t.Errorf("Take(%s) = %v, %v, want busy: %s", uid, slot, err, want)
+		t.Errorf("TakeSlot(%s) = %v, %v, want busy: %s", uid, slot, err, want)
 	}
 }
 
@@ -87,7 +87,7 @@ func TestManyCallers(t *testing.T) {
 		uid := string(rune('a' + i%4))
 		group.Go(func() {
 			for range 500 {
-				slot, err := s.Take(uid, uid)
+				slot, err := s.TakeSlot(uid, uid)
 				if err != nil {
 					continue
 				}
@@ -145,7 +145,7 @@ func FuzzSlots(f *testing.F) {
 			}
 			if call < 10 {
 				pod := string('a' + rune(call%3))
-				slot, err := s.Take(pod, "ns/"+pod)
+				slot, err := s.TakeSlot(pod, "ns/"+pod)
 				if full := pods[pod] == perPod || copies+stuck == perNode; full != (err != nil) {
 					t.Fatalf("Take = %v with %d copies, %d stuck, pods %v", err, copies, stuck, pods)
 				}

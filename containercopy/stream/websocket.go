@@ -91,7 +91,7 @@ func (s *Socket) Write(message []byte) error {
 	if s.wide == nil {
 		return s.conn.WriteMessage(websocket.BinaryMessage, message)
 	}
-	s.wide.hold()
+	s.wide.holdWrites()
 	err := s.conn.WriteMessage(websocket.BinaryMessage, message)
 	return errors.Join(err, s.wide.flush())
 }

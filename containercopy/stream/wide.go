@@ -39,7 +39,7 @@ func (w *Wide) NetConn() net.Conn { return w.Conn }
 // Read reads from the buffer, or fills it by one system call.
 func (w *Wide) Read(p []byte) (int, error) { return w.in.Read(p) }
 
-// Write writes p, or keeps it after hold, until flush.
+// Write writes p, or keeps it after holdWrites, until flush.
 func (w *Wide) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -53,14 +53,14 @@ func (w *Wide) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// hold makes the next writes wait for flush.
-func (w *Wide) hold() {
+// holdWrites makes the next writes wait for flush.
+func (w *Wide) holdWrites() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.held = true
 }
 
-// flush writes the bytes that Write has kept, and ends hold.
+// flush writes the bytes that Write has kept, and ends holdWrites.
 func (w *Wide) flush() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,7 +104,7 @@ func Pass(to, from net.Conn, limit time.Duration) (wrote bool, err error) {
 		n, err := from.Read(buffer)
 		more := err == nil && in != nil && in.in.Buffered() > 0
 		if out != nil {
-			out.hold()
+			out.holdWrites()
 		}
 		if err := to.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 			return true, err

@@ -80,7 +80,7 @@ func TestHeldRecordsAreOneWrite(t *testing.T) {
 	}
 	io.CopyN(io.Discard, b, 200_000)
 	before := below.writes.Load()
-	w.hold()
+	w.holdWrites()
 	if n, err := a.Write(content); n != len(content) || err != nil {
 		t.Fatal(n, err)
 	}

@@ -114,7 +114,9 @@ func (d *Dir) Lstat(name string) (fs.FileInfo, error) {
 
 // Mkdir makes a directory called name.
 func (d *Dir) Mkdir(name string, perm fs.FileMode) error {
-	err := d.at(name, func(parent int, base string) error { return unix.Mkdirat(parent, base, uint32(perm.Perm())) })
+	err := d.withParent(name, func(parent int, base string) error {
+		return unix.Mkdirat(parent, base, uint32(perm.Perm()))
+	})
 	if err != nil {
 		return d.failed("mkdir", name, anyType, err)
 	}
@@ -123,7 +125,7 @@ func (d *Dir) Mkdir(name string, perm fs.FileMode) error {
 
 // Remove removes the file or empty directory called name.
 func (d *Dir) Remove(name string) error {
-	err := d.at(name, func(parent int, base string) error {
+	err := d.withParent(name, func(parent int, base string) error {
 		err := unix.Unlinkat(parent, base, 0)
 		if errors.Is(err, unix.EISDIR) {
 			err = unix.Unlinkat(parent, base, unix.AT_REMOVEDIR)
@@ -140,9 +142,9 @@ func (d *Dir) Remove(name string) error {
 // be there.
 func (d *Dir) Rename(old, target string) error {
 	name := old
-	err := d.at(old, func(from int, was string) error {
+	err := d.withParent(old, func(from int, was string) error {
 		name = target
-		return d.at(target, func(to int, is string) error { return unix.Renameat(from, was, to, is) })
+		return d.withParent(target, func(to int, is string) error { return unix.Renameat(from, was, to, is) })
 	})
 	if err == nil {
 		return nil
@@ -183,8 +185,8 @@ func (d *Dir) openat(name string, flag int, perm fs.FileMode) (fd int, err error
 	return fd, err
 }
 
-// at calls do with the directory that holds the entry called name, and the last element of name.
-func (d *Dir) at(name string, do func(parent int, base string) error) error {
+// withParent calls do with the directory that holds the entry called name, and the last element of name.
+func (d *Dir) withParent(name string, do func(parent int, base string) error) error {
 	if !fs.ValidPath(name) || name == "." {
 		return fs.ErrInvalid
 	}

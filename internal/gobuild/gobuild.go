@@ -34,11 +34,15 @@ func (p Program) Copy(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	cache, err := p.command(ctx, path, "env", "GOCACHE").Output()
+	out, err := p.command(ctx, path, "env", "GOCACHE").Output()
 	if err != nil {
 		return fmt.Errorf("go env GOCACHE: %w", err)
 	}
-	unlock, err := flock.Wait(ctx, strings.TrimSpace(string(cache)), func() {})
+	cache := strings.TrimSpace(string(out))
+	if err := os.MkdirAll(cache, 0o755); err != nil { // the program may be the first to use this cache
+		return err
+	}
+	unlock, err := flock.Wait(ctx, cache, func() {})
 	if err != nil {
 		return err
 	}

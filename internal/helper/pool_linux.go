@@ -61,7 +61,7 @@ func (p *Pool) Start(task Task, request any, files ...*os.File) (*Session, error
 		return nil, fmt.Errorf("%w: the program must call helper.Main first", ErrDied)
 	}
 	for {
-		h, fresh, err := p.take()
+		h, fresh, err := p.takeProcess()
 		if err != nil {
 			return nil, fmt.Errorf("helper for %s: %w", task.Name, err)
 		}
@@ -76,8 +76,8 @@ func (p *Pool) Start(task Task, request any, files ...*os.File) (*Session, error
 	}
 }
 
-// take returns an idle helper or starts a new helper.
-func (p *Pool) take() (h *process, fresh bool, err error) {
+// takeProcess returns an idle helper or starts a new helper.
+func (p *Pool) takeProcess() (h *process, fresh bool, err error) {
 	p.mu.Lock()
 	if n := len(p.idle); n > 0 {
 		h = p.idle[n-1]

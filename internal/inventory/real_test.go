@@ -44,7 +44,7 @@ func startDriver(t *testing.T) *grpc.ClientConn {
 	}
 	m := mountertest.NewFake(kubelet)
 	storage, err := hostpath.New(hostpath.Config{
-		Root: root, Node: "node-1", Init: true, Seen: filepath.Join(dir, "seen"), Images: m,
+		Root: root, Node: "node-1", Init: true, RootRecord: filepath.Join(dir, "seen"), Images: m,
 	})
 	if errors.Is(err, errors.ErrUnsupported) {
 		t.Skip(err)

@@ -102,6 +102,8 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/smb":                       {[]string{"golang.org/x/sync", "sigs.k8s.io/yaml", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/fair", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/smb/internal/client": {[]string{"github.com/cloudsoda/go-smb2", "github.com/jcmturner/gokrb5/v8", "golang.org/x/sync",
 		module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/joberrors": {[]string{module + "pkg/backend", module + "pkg/backend/internal/jobs"},
+		append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/jobs": {[]string{module + "internal/guard"},
 		append([]string{"os/exec"}, logging...)},
 	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/dacl", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // host.IsFilesystem

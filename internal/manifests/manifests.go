@@ -53,11 +53,11 @@ func Args(t testing.TB, file, container string) []string {
 // ArgsOf is Args for a workload of a kind, or of any kind if that is empty.
 func ArgsOf(t testing.TB, file, kind, container string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(Linux(), file))
+	text, err := Read(filepath.Join(Linux(), file))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for document := range strings.SplitSeq(string(text), "\n---\n") {
+	for document := range strings.SplitSeq(text, "\n---\n") {
 		var d workload
 		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
 			continue // an object of another kind, with other fields

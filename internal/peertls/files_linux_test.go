@@ -61,7 +61,7 @@ func TestASecretVolumeIsSwapped(t *testing.T) {
 		t.Error(err)
 	}
 	s.stop()
-	oneSays(t, "the server", log.take(), "it refused us", "bad certificate")
+	oneSays(t, "the server", log.takeLines(), "it refused us", "bad certificate")
 }
 
 // TestAVolumeThatIsSwappedAllTheTimeIsNeverMixed: the files that are read are of the same moment.

@@ -51,7 +51,7 @@ func TestARouterGetsInBesideAFlood(t *testing.T) {
 				if tc.places > 0 || tc.clients > maxConns {
 					await.True(t, "connections are dropped",
 						func() bool { return limited.Dropped() > 3*uint64(tc.clients) })
-					says(t, "log", strings.Join(log.take(), "\n"), "client "+tc.from, "too many handshakes are in progress")
+					says(t, "log", strings.Join(log.takeLines(), "\n"), "client "+tc.from, "too many handshakes are in progress")
 				}
 				made := 0
 				for range routers {

@@ -115,8 +115,8 @@ func (r *reports) add(err error) {
 	r.lines = append(r.lines, err.Error())
 }
 
-// take returns the reports since the last take.
-func (r *reports) take() []string {
+// takeLines returns the reports since the last call.
+func (r *reports) takeLines() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	lines := r.lines

@@ -106,7 +106,7 @@ func TestANodesLeafIsNoRouters(t *testing.T) {
 		errorSays(t, sub, err, "refused our certificate")
 	}
 	s.stop()
-	for _, line := range log.take() {
+	for _, line := range log.takeLines() {
 		says(t, "the victim", line, "is not for clients (clientAuth)")
 	}
 	if len(s.peers) != 0 {

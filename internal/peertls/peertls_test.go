@@ -201,7 +201,7 @@ func (tc refused) run(t *testing.T, ca *authority) {
 	}
 	s.stop()
 	// gRPC may have retried, but not four times in a second.
-	lines := log.take()
+	lines := log.takeLines()
 	if len(lines) == 0 {
 		t.Fatal("the server reported nothing")
 	}
@@ -279,7 +279,7 @@ func TestAServerWithoutANameAcceptsNoClient(t *testing.T) {
 		errorSays(t, "the client", err, "refused our certificate")
 	}
 	s.stop()
-	says(t, "the server", strings.Join(log.take(), "\n"), "wrong name")
+	says(t, "the server", strings.Join(log.takeLines(), "\n"), "wrong name")
 }
 
 func TestIntermediateCAs(t *testing.T) {
@@ -351,7 +351,7 @@ func TestSilentClientsTakeLittle(t *testing.T) {
 			t.Fatal("the server holds too many silent clients")
 		}
 	}
-	says(t, "log", strings.Join(log.take(), "\n"), "too many handshakes are in progress")
+	says(t, "log", strings.Join(log.takeLines(), "\n"), "too many handshakes are in progress")
 	if _, err := s.call(identity(t, ca.leaf(t, router, forClients)).Client(node)); err != nil {
 		t.Errorf("a router beside the clients that are left: %v", err)
 	}
@@ -386,7 +386,7 @@ func TestClientsBeyondTheLimitAreRefused(t *testing.T) {
 	if _, err := s.call(creds); status.Code(err) != codes.Unavailable {
 		t.Errorf("a third client: %v", err)
 	}
-	says(t, "log", strings.Join(log.take(), "\n"), "too many clients are connected")
+	says(t, "log", strings.Join(log.takeLines(), "\n"), "too many clients are connected")
 	conns[0].Close()
 	await.NoError(t, "the place of a client that has gone is free", func() error {
 		_, err := s.call(creds)
@@ -402,28 +402,28 @@ func TestAPortScanDoesNotFloodTheLog(t *testing.T) {
 		r.add(fmt.Errorf("refused %d", i))
 	}
 	r.catchUp()
-	if got := log.take(); !slices.Equal(got, []string{"refused 0", "refused 1", "refused 2"}) {
+	if got := log.takeLines(); !slices.Equal(got, []string{"refused 0", "refused 1", "refused 2"}) {
 		t.Errorf("in the first second: %q", got)
 	}
 	now = now.Add(time.Second)
 	r.add(errors.New("refused once more"))
-	if got := log.take(); len(got) != 2 || !strings.Contains(got[0], "97 more clients were refused") ||
+	if got := log.takeLines(); len(got) != 2 || !strings.Contains(got[0], "97 more clients were refused") ||
 		got[1] != "refused once more" {
 		t.Errorf("in the next: %q", got)
 	}
 	for range 5 {
 		r.add(errors.New("refused"))
 	}
-	log.take()
+	log.takeLines()
 	now = now.Add(time.Hour)
 	r.catchUp() // a client that is let in
 	r.catchUp()
-	oneSays(t, "later", log.take(), "3 more clients")
+	oneSays(t, "later", log.takeLines(), "3 more clients")
 	now = now.Add(-24 * time.Hour) // a clock that is set back stops no report
 	for range 4 {
 		r.add(errors.New("refused"))
 	}
-	if got := log.take(); len(got) != maxReports {
+	if got := log.takeLines(); len(got) != maxReports {
 		t.Errorf("after the clock was set back: %q", got)
 	}
 }
@@ -544,7 +544,7 @@ func TestOpenReportsCertificatesThatPeersReject(t *testing.T) {
 		c[0] = believed.bundle
 		return c
 	}
-	if _, log := open(t, of(ca, peers).dir(t)); len(log.take()) > 0 {
+	if _, log := open(t, of(ca, peers).dir(t)); len(log.takeLines()) > 0 {
 		t.Error("each side has a CA of its own, and that was reported")
 	}
 	for what, tc := range map[string]struct {
@@ -559,7 +559,7 @@ func TestOpenReportsCertificatesThatPeersReject(t *testing.T) {
 			id, log := open(t, tc.files.dir(t))
 			id.current()
 			id.current()
-			oneSays(t, "Open", log.take(), append(tc.words, id.dir, "peers will refuse tls.crt")...)
+			oneSays(t, "Open", log.takeLines(), append(tc.words, id.dir, "peers will refuse tls.crt")...)
 		})
 	}
 }
@@ -601,7 +601,7 @@ func TestRotation(t *testing.T) {
 	_, err = s.call(anyServer{blind})
 	errorSays(t, "the old that believes anyone", err, "refused our certificate", "unknown certificate authority")
 	s.stop()
-	for _, line := range log.take() {
+	for _, line := range log.takeLines() {
 		if strings.Contains(line, "cannot be used") {
 			t.Errorf("reported: %s", line)
 		}
@@ -656,17 +656,17 @@ func TestAHalfWrittenPairKeepsTheOld(t *testing.T) {
 			t.Fatal(err)
 		}
 		expect(node)
-		oneSays(t, step.name, log.take(), step.words...)
+		oneSays(t, step.name, log.takeLines(), step.words...)
 	}
 	if err := os.Remove(filepath.Join(dir, keyFile)); err != nil {
 		t.Fatal(err)
 	}
 	expect(node)
-	oneSays(t, "no key", log.take(), "tls.key", syscall.ENOENT.Error(), "the old ones stay in use")
+	oneSays(t, "no key", log.takeLines(), "tls.key", syscall.ENOENT.Error(), "the old ones stay in use")
 	next.put(t, dir)
 	expect("node-new")
 	s.stop()
-	if lines := log.take(); lines != nil {
+	if lines := log.takeLines(); lines != nil {
 		t.Errorf("reported: %q", lines)
 	}
 }
@@ -726,7 +726,7 @@ func TestHandshakesDuringRotation(t *testing.T) {
 		select {
 		case <-done:
 			s.stop()
-			for _, line := range log.take() {
+			for _, line := range log.takeLines() {
 				says(t, "reported", line, "the old ones stay in use")
 			}
 			return

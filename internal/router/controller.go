@@ -29,7 +29,7 @@ type hasVolumeID interface {
 // byVolume calls the node that holds a volume.
 func byVolume[Req hasVolumeID, Resp proto.Message](ctx context.Context, c *controller,
 	m method[csi.ControllerClient, Req, Resp], req Req) (Resp, error) {
-	n, err := c.of("volume ID", req.GetVolumeId())
+	n, err := c.nodeOf("volume ID", req.GetVolumeId())
 	if err != nil {
 		var none Resp
 		return none, err
@@ -131,7 +131,7 @@ func (c *controller) CreateSnapshot(ctx context.Context,
 	if req.GetName() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the name is missing")
 	}
-	n, err := c.of("source volume ID", req.GetSourceVolumeId())
+	n, err := c.nodeOf("source volume ID", req.GetSourceVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (c *controller) CreateSnapshot(ctx context.Context,
 
 func (c *controller) DeleteSnapshot(ctx context.Context,
 	req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
-	n, err := c.of("snapshot ID", req.GetSnapshotId())
+	n, err := c.nodeOf("snapshot ID", req.GetSnapshotId())
 	if c.isDeleted(req.GetSnapshotId(), err) {
 		return &csi.DeleteSnapshotResponse{}, nil
 	}
@@ -151,7 +151,7 @@ func (c *controller) DeleteSnapshot(ctx context.Context,
 }
 
 func (c *controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
-	n, err := c.of("snapshot ID", req.GetSnapshotId())
+	n, err := c.nodeOf("snapshot ID", req.GetSnapshotId())
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	nodes := v.within(req.GetAccessibleTopology())
 	if len(nodes) == 0 {
 		if !v.known { // capacity that was published before this router started must stay
-			return nil, v.all()
+			return nil, v.requireAll()
 		}
 		if silence := c.silence(req.GetAccessibleTopology()); silence < silentFor {
 			return nil, status.Errorf(codes.Unavailable, "no node has answered in %s, for %s",

@@ -44,7 +44,7 @@ func (c *controller) CreateVolume(ctx context.Context,
 // node returns RESOURCE_EXHAUSTED.
 func (c *controller) createFrom(ctx context.Context, req *csi.CreateVolumeRequest,
 	what, id string) (*csi.CreateVolumeResponse, error) {
-	n, err := c.of(what, id)
+	n, err := c.nodeOf(what, id)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 		terms = r.GetRequisite()
 	}
 	if len(terms) == 0 {
-		return v.nodes, cmp.Or(v.all(), v.any())
+		return v.nodes, cmp.Or(v.requireAll(), v.requireOne())
 	}
 	for _, term := range terms {
 		nodes := v.within(term)
@@ -74,7 +74,7 @@ func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 		case named && c.cfg.Forgotten.segment(value):
 			continue
 		}
-		if err := v.all(); err != nil {
+		if err := v.requireAll(); err != nil {
 			return nil, status.Errorf(codes.Unavailable, "no node answers in %s: %s", describeTopology(term),
 				status.Convert(err).Message())
 		}
@@ -90,8 +90,8 @@ func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 		"none of the %d nodes is in any topology that the volume may have", len(v.nodes))
 }
 
-// any returns an error unless there is a node.
-func (v *view) any() error {
+// requireOne returns an error unless there is a node.
+func (v *view) requireOne() error {
 	if len(v.nodes) > 0 {
 		return nil
 	}

@@ -171,7 +171,7 @@ func TestANodeWithoutAnAddress(t *testing.T) {
 		ctx := context.Background()
 		c.volume("v", "a")
 		c.nodes["a"].stop()
-		c.at("b")
+		c.setAddresses("b")
 		c.await(func(v *view) bool {
 			return len(v.nodes) == 1 && len(v.silent) == 1 && errors.Is(v.silent[0].err, errNoAddress)
 		})
@@ -198,7 +198,7 @@ func TestANodeWithoutAnAddress(t *testing.T) {
 		wantCode(t, err, codes.Unavailable)
 		c.nodes["a"].address = ""
 		c.nodes["a"].start()
-		c.look()
+		c.lookUpNodes()
 		c.settled(2)
 		if _, err := c.CreateVolume(ctx, create("v", "a", "b")); err != nil {
 			t.Error(err)

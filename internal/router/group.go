@@ -20,11 +20,12 @@ import (
 )
 
 // A group snapshot whose volumes share a node is made by that node. A group snapshot over several
-// nodes has a part on each of them. Writes to all volumes are held up on all nodes while the parts
-// are cut, so all parts are of the same moment. Then all nodes commit their parts. When all have,
-// each node settles its part, and only then the caller gets the group snapshot. A part that is
-// committed and not settled was never acknowledged: a retry that finds such a part beside a node
-// without a part deletes it and begins anew. A settled part is never deleted in this way.
+// nodes has a part on each of them. Writes stop on all nodes while the parts
+// are copied, so all parts are of the same moment. Then all nodes record their parts. When all have,
+// each node commits its part, and only then the caller gets the group snapshot. A part that is
+// recorded and not committed was never acknowledged: a retry that finds such a part beside a node
+// without a part deletes it and starts from the beginning. A committed part is never deleted in this
+// way.
 
 // groupController is the GroupController service. CSI spec v1.13, Group Controller Service RPCs.
 type groupController struct {
@@ -64,18 +65,18 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context,
 	const tries = 2 // the second try after the parts of an earlier call were deleted
 	for range tries {
 		var group *csi.VolumeGroupSnapshot
-		if group, err = g.make(ctx, req, nodes, volumes, all); group != nil || err != nil {
+		if group, err = g.createOverNodes(ctx, req, nodes, volumes, all); group != nil || err != nil {
 			return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: group}, err
 		}
 	}
 	return nil, status.Error(codes.Aborted, "another call makes this group")
 }
 
-// byNode groups IDs by the node that holds their objects. Errors: those of of.
+// byNode groups IDs by the node that holds their objects. Errors: those of nodeOf.
 func (g *groupController) byNode(what string, ids []string) (map[*node][]string, error) {
 	nodes, first := map[*node][]string{}, map[string]*node{} // a node that gets a new connection meanwhile counts once
 	for _, id := range ids {
-		n, err := g.of(what, id)
+		n, err := g.nodeOf(what, id)
 		if err != nil {
 			return nil, err
 		}
@@ -93,43 +94,44 @@ func sorted[T any](nodes map[*node]T) []*node {
 	return slices.SortedFunc(maps.Keys(nodes), func(a, b *node) int { return strings.Compare(a.key(), b.key()) })
 }
 
-// making is a group snapshot over several nodes that is being made.
-type making struct {
+// groupRequest is a group snapshot over several nodes that is being made.
+type groupRequest struct {
 	*groupController
 	nodes []*node
-	parts map[*node]*partMaking
+	parts map[*node]*partRequest
 }
 
-// partMaking is a part that is being made.
-type partMaking struct {
+// partRequest is a part that is being made.
+type partRequest struct {
 	group   string   // ID of the group
 	volumes []string // the source volumes of the part
 	stream  peer.Peer_SnapshotPartClient
-	part    *peer.Part // when it is committed
+	part    *peer.Part // when the node has recorded it
 }
 
-// make makes a group snapshot, or finds it. make returns nil if it found parts of an earlier call
-// and deleted them.
-func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest, nodes []*node,
+// createOverNodes makes a group snapshot, or finds it. createOverNodes returns nil if it found parts
+// of an earlier call and deleted them.
+func (g *groupController) createOverNodes(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest, nodes []*node,
 	volumes map[*node][]string, all []string) (*csi.VolumeGroupSnapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the streams
-	m := &making{groupController: g, nodes: nodes, parts: map[*node]*partMaking{}}
+	m := &groupRequest{groupController: g, nodes: nodes, parts: map[*node]*partRequest{}}
 	for _, n := range nodes {
-		m.parts[n] = &partMaking{group: volumeid.New(volumeid.Group, volumeid.SeveralNodes, req.GetName()),
+		m.parts[n] = &partRequest{group: volumeid.New(volumeid.Group, volumeid.SeveralNodes, req.GetName()),
 			volumes: volumes[n]}
 		n.calls.Add(1) // keeps the connection open between two steps
 		defer n.calls.Add(-1)
 	}
-	cut := rand.Text()
-	err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) (err error) {
+	attemptID := rand.Text()
+	err := m.step(ctx, func(ctx context.Context, n *node, p *partRequest) (err error) {
 		one := proto.Clone(req).(*csi.CreateVolumeGroupSnapshotRequest)
 		one.SourceVolumeIds = p.volumes
 		if p.stream, err = peer.NewPeerClient(n.conn).SnapshotPart(onward(ctx)); err != nil {
 			return n.judge(ctx, err, nil)
 		}
 		return p.step(ctx, m.Router, n,
-			&peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_BEGIN, Group: one, VolumeIds: all, Cut: cut})
+			&peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_BEGIN, Group: one, VolumeIds: all,
+				Cut: attemptID})
 	})
 	if err != nil {
 		m.undo(ctx)
@@ -139,18 +141,18 @@ func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSn
 		m.undo(ctx)
 		return m.resume(ctx, found)
 	}
-	if err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
+	if err := m.step(ctx, func(ctx context.Context, n *node, p *partRequest) error {
 		return p.step(ctx, m.Router, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_CUT})
 	}); err != nil {
 		m.undo(ctx)
 		return nil, err
 	}
-	if err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
+	if err := m.step(ctx, func(ctx context.Context, n *node, p *partRequest) error {
 		return p.step(ctx, m.Router, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_COMMIT})
 	}); err != nil {
 		return nil, retryable(err)
 	}
-	return m.settle(ctx)
+	return m.commitParts(ctx)
 }
 
 // retryable returns err as UNAVAILABLE, after which the caller repeats the call: some parts may
@@ -161,7 +163,7 @@ func retryable(err error) error {
 }
 
 // step calls do for all nodes at the same time.
-func (m *making) step(ctx context.Context, do func(context.Context, *node, *partMaking) error) error {
+func (m *groupRequest) step(ctx context.Context, do func(context.Context, *node, *partRequest) error) error {
 	_, err := each(ctx, m.nodes, func(ctx context.Context, n *node) (struct{}, error) {
 		return struct{}{}, do(ctx, n, m.parts[n])
 	})
@@ -169,7 +171,7 @@ func (m *making) step(ctx context.Context, do func(context.Context, *node, *part
 }
 
 // step requests a step, and waits until it is done.
-func (p *partMaking) step(ctx context.Context, r *Router, n *node, req *peer.SnapshotPartRequest) (err error) {
+func (p *partRequest) step(ctx context.Context, r *Router, n *node, req *peer.SnapshotPartRequest) (err error) {
 	start := time.Now()
 	defer func() { r.metrics.count(n.id, status.Code(err), time.Since(start)) }()
 	p.stream.Send(req) // Recv returns its error
@@ -190,7 +192,7 @@ func (p *partMaking) step(ctx context.Context, r *Router, n *node, req *peer.Sna
 
 // mismatch describes how the part of a node differs from the part that was requested. mismatch
 // returns "" if they agree.
-func (p *partMaking) mismatch() string {
+func (p *partRequest) mismatch() string {
 	group := p.part.GetGroup()
 	if group.GetGroupSnapshotId() != p.group {
 		return fmt.Sprintf("a part of the group %.128q, and not of %s", group.GetGroupSnapshotId(), p.group)
@@ -201,9 +203,9 @@ func (p *partMaking) mismatch() string {
 	return ""
 }
 
-// undo ends the uncommitted parts on all nodes, and waits until the nodes have deleted them.
-func (m *making) undo(ctx context.Context) {
-	m.step(ctx, func(_ context.Context, _ *node, p *partMaking) error {
+// undo ends the parts that are not recorded on all nodes, and waits until the nodes have deleted them.
+func (m *groupRequest) undo(ctx context.Context) {
+	m.step(ctx, func(_ context.Context, _ *node, p *partRequest) error {
 		if p.stream != nil && p.part == nil && p.stream.CloseSend() == nil {
 			p.stream.Recv() // returns an error when the stream ends
 		}
@@ -212,7 +214,7 @@ func (m *making) undo(ctx context.Context) {
 }
 
 // found returns the nodes that had a part already.
-func (m *making) found() (nodes []*node) {
+func (m *groupRequest) found() (nodes []*node) {
 	for _, n := range m.nodes {
 		if m.parts[n].part != nil {
 			nodes = append(nodes, n)
@@ -222,11 +224,11 @@ func (m *making) found() (nodes []*node) {
 }
 
 // abandon returns the error of a group snapshot that cannot be made. After a final error the caller
-// does not return, so abandon deletes the parts of an earlier call. A settled part was acknowledged
-// and stays.
-func (m *making) abandon(ctx context.Context, reason error) error {
+// does not return, so abandon deletes the parts of an earlier call. A committed part was
+// acknowledged and stays.
+func (m *groupRequest) abandon(ctx context.Context, reason error) error {
 	found := m.found()
-	if !final(reason) || m.settled(found) != nil {
+	if !final(reason) || m.committedNode(found) != nil {
 		return reason
 	}
 	if err := m.discard(ctx, found); err != nil {
@@ -235,8 +237,8 @@ func (m *making) abandon(ctx context.Context, reason error) error {
 	return reason
 }
 
-// settled returns a node whose part is settled, or nil.
-func (m *making) settled(found []*node) *node {
+// committedNode returns a node whose part is committed, or nil.
+func (m *groupRequest) committedNode(found []*node) *node {
 	for _, n := range found {
 		if m.parts[n].part.GetSettled() {
 			return n
@@ -246,7 +248,7 @@ func (m *making) settled(found []*node) *node {
 }
 
 // discard deletes the parts on these nodes.
-func (m *making) discard(ctx context.Context, found []*node) error {
+func (m *groupRequest) discard(ctx context.Context, found []*node) error {
 	for _, n := range found {
 		part := m.parts[n].part
 		_, err := peerCall(ctx, m.Router, n, peer.PeerClient.DiscardPart, &peer.DiscardPartRequest{
@@ -259,18 +261,18 @@ func (m *making) discard(ctx context.Context, found []*node) error {
 	return nil
 }
 
-// resume continues with the parts of an earlier call. All parts of the same cut are the group
-// snapshot. An incomplete set was not acknowledged, unless a part is settled: then another part has
-// been lost.
-func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSnapshot, error) {
-	cut, complete := m.parts[found[0]].part.GetCut(), len(found) == len(m.nodes)
+// resume continues with the parts of an earlier call. All parts of the same attempt are the
+// group snapshot. An incomplete set was not acknowledged, unless a part is committed: then another
+// part has been lost.
+func (m *groupRequest) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSnapshot, error) {
+	attemptID, complete := m.parts[found[0]].part.GetCut(), len(found) == len(m.nodes)
 	for _, n := range found {
-		complete = complete && m.parts[n].part.GetCut() == cut
+		complete = complete && m.parts[n].part.GetCut() == attemptID
 	}
 	if complete {
-		return m.settle(ctx)
+		return m.commitParts(ctx)
 	}
-	if n := m.settled(found); n != nil {
+	if n := m.committedNode(found); n != nil {
 		return nil, status.Errorf(codes.DataLoss,
 			"the group was made, and node %s has its part, but another node has lost its own: delete the group "+
 				"snapshot", n)
@@ -281,9 +283,9 @@ func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSna
 	return nil, nil
 }
 
-// settle settles all parts and returns the group snapshot. settle calls the nodes in turn, in the
-// same order as discard: if a router settles while another discards, the first node decides.
-func (m *making) settle(ctx context.Context) (*csi.VolumeGroupSnapshot, error) {
+// commitParts commits all parts and returns the group snapshot. commitParts calls the nodes in turn,
+// in the same order as discard: if a router commits while another discards, the first node decides.
+func (m *groupRequest) commitParts(ctx context.Context) (*csi.VolumeGroupSnapshot, error) {
 	var parts []*peer.Part
 	for _, n := range m.nodes {
 		part := m.parts[n].part
@@ -324,7 +326,7 @@ func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context,
 	req *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
 	id := req.GetGroupSnapshotId()
 	if !overNodes(id) {
-		n, err := g.of("group snapshot ID", id)
+		n, err := g.nodeOf("group snapshot ID", id)
 		if err != nil {
 			return nil, err
 		}
@@ -364,7 +366,7 @@ func (g *groupController) partNodes(snapshots []string) (map[*node][]string, err
 	for _, n := range v.nodes {
 		nodes[n] = nil
 	}
-	return nodes, v.all()
+	return nodes, v.requireAll()
 }
 
 // lookUp returns the parts of a group snapshot that exist.
@@ -427,7 +429,7 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context,
 	req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	id := req.GetGroupSnapshotId()
 	if !overNodes(id) {
-		n, err := g.of("group snapshot ID", id)
+		n, err := g.nodeOf("group snapshot ID", id)
 		if g.isDeleted(id, err) {
 			return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
 		}
@@ -437,7 +439,7 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context,
 		return groupCall(ctx, g.Router, n, csi.GroupControllerClient.DeleteVolumeGroupSnapshot, req)
 	}
 	ids := slices.DeleteFunc(slices.Clone(req.GetSnapshotIds()), func(id string) bool {
-		_, err := g.of("snapshot ID", id)
+		_, err := g.nodeOf("snapshot ID", id)
 		return g.isDeleted(id, err)
 	})
 	if len(ids) == 0 && len(req.GetSnapshotIds()) > 0 {

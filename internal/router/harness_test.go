@@ -157,7 +157,7 @@ func (c *cluster) find(context.Context) ([]string, error) {
 
 // at makes the addresses those at which the nodes with these names are, and others, and has the
 // router look.
-func (c *cluster) at(names ...string) {
+func (c *cluster) setAddresses(names ...string) {
 	c.mu.Lock()
 	c.addresses = nil
 	for _, name := range names {
@@ -167,7 +167,7 @@ func (c *cluster) at(names ...string) {
 		c.addresses = append(c.addresses, name)
 	}
 	c.mu.Unlock()
-	c.look()
+	c.lookUpNodes()
 }
 
 // later waits until nodes without an address do not count any more. Outside of a simulation the
@@ -185,11 +185,11 @@ func (c *cluster) later() {
 		c.router.gone[id] = g
 	}
 	c.router.mu.Unlock()
-	c.look()
+	c.lookUpNodes()
 }
 
 // look has the router look for nodes now.
-func (c *cluster) look() {
+func (c *cluster) lookUpNodes() {
 	if c.router != nil {
 		select {
 		case c.router.soon <- struct{}{}:
@@ -264,7 +264,7 @@ func (c *cluster) restart(change ...func(*Config)) {
 // settled waits until so many nodes answer, and no node is silent.
 func (c *cluster) settled(n int) {
 	c.Helper()
-	c.await(func(v *view) bool { return len(v.nodes) == n && v.all() == nil })
+	c.await(func(v *view) bool { return len(v.nodes) == n && v.requireAll() == nil })
 }
 
 // lost waits until so many nodes answer.
@@ -397,7 +397,7 @@ func (m *machine) store() driver.Config {
 	m.mounter = mount
 	var err error
 	m.storage, err = hostpath.New(hostpath.Config{
-		Root: filepath.Join(m.dir, "root"), Node: m.node, Release: "test", Init: true, Seen: filepath.Join(m.dir,
+		Root: filepath.Join(m.dir, "root"), Node: m.node, Release: "test", Init: true, RootRecord: filepath.Join(m.dir,
 			"state", "root-identity"),
 		Images: mount,
 	})

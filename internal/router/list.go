@@ -49,7 +49,7 @@ func list[E any](ctx context.Context, r *Router, token string, limit int32,
 		limit = maxPage
 	}
 	v := r.view.Load()
-	if err := v.all(); err != nil {
+	if err := v.requireAll(); err != nil {
 		return nil, "", err
 	}
 	at, found := slices.BinarySearchFunc(v.nodes, first,
@@ -180,7 +180,7 @@ func (c *controller) ListSnapshots(ctx context.Context,
 		what, id = "source volume ID", req.GetSourceVolumeId()
 	}
 	if id != "" {
-		n, err := c.of(what, id)
+		n, err := c.nodeOf(what, id)
 		if isNothing(err) {
 			return &csi.ListSnapshotsResponse{}, nil
 		}

@@ -44,7 +44,7 @@ func TestFiveHundredNodes(t *testing.T) {
 		addresses, want = append(addresses, l.Addr().String()), append(want, sim.IDs()...)
 	}
 	c.stop()
-	c.at(addresses...)
+	c.setAddresses(addresses...)
 	c.start(func(cfg *Config) {
 		id, err := peertls.Open(filepath.Join(c.dir, "router"), func(err error) { c.report("certificates", err) })
 		if err != nil {

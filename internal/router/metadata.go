@@ -18,7 +18,7 @@ type snapshotMetadata struct {
 
 func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest,
 	out csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
-	n, err := m.of("snapshot ID", req.GetSnapshotId())
+	n, err := m.nodeOf("snapshot ID", req.GetSnapshotId())
 	if err != nil {
 		return err
 	}
@@ -31,7 +31,7 @@ func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedReq
 // another node.
 func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest,
 	out csi.SnapshotMetadata_GetMetadataDeltaServer) error {
-	n, err := m.of("target snapshot ID", req.GetTargetSnapshotId())
+	n, err := m.nodeOf("target snapshot ID", req.GetTargetSnapshotId())
 	if err != nil {
 		return err
 	}

@@ -129,7 +129,7 @@ const maxShown = 20
 func (r *Router) Ready(context.Context) (string, error) {
 	v := r.view.Load()
 	if !v.known {
-		return "ok: " + status.Convert(v.all()).Message(), nil
+		return "ok: " + status.Convert(v.requireAll()).Message(), nil
 	}
 	total := len(v.nodes) + len(v.silent)
 	for _, where := range v.twice {

@@ -85,14 +85,14 @@ func TestANodeComesAndGoes(t *testing.T) {
 		old := a.address
 		a.address = ""
 		a.start()
-		c.at("a", "b", old)
+		c.setAddresses("a", "b", old)
 		c.lost(2)
 		if err := get(); err != nil {
 			t.Error(err)
 		}
 		_, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
 		wantCode(t, err, codes.Unavailable, old)
-		c.at("a", "b")
+		c.setAddresses("a", "b")
 		c.settled(2)
 		if _, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil {
 			t.Error(err)
@@ -131,7 +131,7 @@ func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		a, b := c.nodes["a"], c.nodes["b"]
 		b.stop()
-		c.at("a")
+		c.setAddresses("a")
 		c.later()
 		c.settled(1)
 		id := c.volume("v", "a")
@@ -153,7 +153,7 @@ func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 		wantCode(t, err, codes.Unavailable, "a (", errNoAddress.Error())
 		a.address = ""
 		a.start()
-		c.at("a", "b")
+		c.setAddresses("a", "b")
 		c.settled(2)
 		if ids := c.listed(0); !slices.Equal(ids, []string{id}) {
 			t.Errorf("listed are %q", ids)
@@ -204,7 +204,7 @@ func TestTwoWithOneIdentity(t *testing.T) {
 			}
 		}
 		twin.start()
-		c.look()
+		c.lookUpNodes()
 		c.lost(1)
 		_, err := c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id})
 		wantCode(t, err, codes.Unavailable, "several addresses report", twin.address, c.nodes["a"].address)
@@ -225,7 +225,7 @@ func TestTwoWithOneIdentity(t *testing.T) {
 			}
 		}
 		twin.stop()
-		c.at("a", "b")
+		c.setAddresses("a", "b")
 		c.settled(2)
 		if _, err := c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 			t.Error(err)
@@ -287,7 +287,7 @@ func TestMetrics(t *testing.T) {
 		if !maps.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
-		c.at("b")
+		c.setAddresses("b")
 		c.await(func(v *view) bool { return len(v.silent) == 1 && errors.Is(v.silent[0].err, errNoAddress) })
 		for name, want := range map[string]float64{"peers answers": 1, "peers silent": 0, "peers gone": 1,
 			"peers twice": 0, "silent_seconds": 0} {
@@ -364,7 +364,7 @@ func TestWhoIsNotBelieved(t *testing.T) {
 		m := c.newMachine("liar")
 		m.node = "b"
 		m.start()
-		c.look()
+		c.lookUpNodes()
 		c.wantSaid("node b has a certificate for", `for ["liar"]`, m.address)
 		if got := c.router.view.Load().ids(); !slices.Equal(got, []string{"a", "b"}) {
 			t.Errorf("the router believes %q", got)
@@ -521,7 +521,7 @@ func TestImpostors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			simulate(t, func(t *testing.T, c *cluster) {
 				address := c.impersonate(&tc.impostor, "liar")
-				c.at("b", address)
+				c.setAddresses("b", address)
 				c.wantSaid(append(tc.words, address)...)
 				if got := c.router.view.Load().ids(); !slices.Equal(got, []string{"b"}) {
 					t.Errorf("the router believes %q", got)
@@ -534,7 +534,7 @@ func TestImpostors(t *testing.T) {
 func TestAnAnswerThatIsAnothers(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		address := c.impersonate(&impostor{name: testName, node: "liar", segment: "liar"}, "liar")
-		c.at("b", address)
+		c.setAddresses("b", address)
 		c.settled(2)
 		_, err := c.ControllerGetVolume(context.Background(),
 			&csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "liar", "v")})
@@ -570,7 +570,7 @@ func TestGroupsThatAreAnothers(t *testing.T) {
 				}}, node))
 			volumes = append(volumes, volumeid.New(volumeid.Volume, node, "v"))
 		}
-		c.at(addresses...)
+		c.setAddresses(addresses...)
 		c.settled(2)
 		ctx := context.Background()
 		create := &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes}
@@ -630,7 +630,7 @@ func TestAGroupKeepsItsConnections(t *testing.T) {
 				node))
 			volumes = append(volumes, volumeid.New(volumeid.Volume, node, "v"))
 		}
-		c.at(addresses...)
+		c.setAddresses(addresses...)
 		c.settled(2)
 		if _, err := c.CreateVolumeGroupSnapshot(context.Background(),
 			&csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes}); err != nil {
@@ -642,7 +642,7 @@ func TestAGroupKeepsItsConnections(t *testing.T) {
 // TestExaggeratedCapacitiesOfANode: a node reports an impossible capacity, or an endless response.
 func TestExaggeratedCapacitiesOfANode(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
-		c.at(c.impersonate(&impostor{name: testName, node: "much", segment: "much", room: math.MaxInt64,
+		c.setAddresses(c.impersonate(&impostor{name: testName, node: "much", segment: "much", room: math.MaxInt64,
 			long: 2 * maxAnswer}, "much"),
 			c.impersonate(&impostor{name: testName, node: "more", segment: "more", room: math.MaxInt64 - 1, long: 1 << 10},
 				"more"),
@@ -667,7 +667,7 @@ func TestExaggeratedCapacitiesOfANode(t *testing.T) {
 // TestErrorsThatAreMadeUp: the router neither counts nor returns endless errors of a node.
 func TestErrorsThatAreMadeUp(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
-		c.at(c.impersonate(&impostor{name: testName, node: "liar", segment: "liar"}, "liar"))
+		c.setAddresses(c.impersonate(&impostor{name: testName, node: "liar", segment: "liar"}, "liar"))
 		c.settled(1)
 		fail := func(code codes.Code, length int64) error {
 			return second(c.ControllerExpandVolume(context.Background(), &csi.ControllerExpandVolumeRequest{
@@ -721,7 +721,7 @@ func TestAddressesThatCantBeFoundStay(t *testing.T) {
 		c.mu.Lock()
 		c.lookErr = errNoDNS
 		c.mu.Unlock()
-		c.look()
+		c.lookUpNodes()
 		c.wantSaid("stay", errNoDNS.Error())
 		c.volume("v", "a")
 		if how := c.ready(); !strings.Contains(how, "1 of 1") || !strings.Contains(how, errNoDNS.Error()) {
@@ -756,7 +756,7 @@ func TestALongName(t *testing.T) {
 		m.node = long
 		c.nodes[long] = m
 		m.start()
-		c.look()
+		c.lookUpNodes()
 		c.settled(1)
 		id := c.volume("v", long)
 		for _, err := range []error{
@@ -787,7 +787,7 @@ func TestALongNameIsForgotten(t *testing.T) {
 				m.node = long
 				c.nodes[long] = m
 				m.start()
-				c.look()
+				c.lookUpNodes()
 				c.settled(2)
 				id := c.volume("v", long)
 				file := filepath.Join(c.dir, "forgotten")
@@ -805,7 +805,7 @@ func TestALongNameIsForgotten(t *testing.T) {
 				if _, err := c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 					t.Error(err)
 				}
-				c.at("a")
+				c.setAddresses("a")
 				c.settled(1) // at once, and not after five minutes
 				if _, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil {
 					t.Error(err)
@@ -1002,7 +1002,7 @@ func TestAPanicInALoopOfTheRouterIsReportedAndTheLoopContinues(t *testing.T) {
 			}
 		})
 		c.wantSaid("background task", "no addresses")
-		c.look()
+		c.lookUpNodes()
 		c.wantSaid("background task", "no names")
 		c.wantSaid("no node answers at", "no names")
 		c.settled(2)

@@ -92,9 +92,9 @@ func (r *Router) newView() *view {
 // maxNamed is the largest number of nodes that an error names.
 const maxNamed = 5
 
-// all returns UNAVAILABLE unless all nodes answer: without a node, no statement about all of them
+// requireAll returns UNAVAILABLE unless all nodes answer: without a node, no statement about all of them
 // is possible.
-func (v *view) all() error {
+func (v *view) requireAll() error {
 	if !v.known {
 		return status.Errorf(codes.Unavailable, "the nodes are not known yet: %v", cmp.Or(v.lookupErr, errNotLooked))
 	}
@@ -141,7 +141,7 @@ func (r *Router) owner(digest string) (*node, error) {
 			return nil, status.Errorf(codes.Unavailable, "node %s does not answer: %v", p, p.err)
 		}
 	}
-	if err := v.all(); err != nil {
+	if err := v.requireAll(); err != nil {
 		return nil, status.Errorf(codes.Unavailable, "no node that answers holds it: %s", status.Convert(err).Message())
 	}
 	return nil, status.Errorf(codes.Unavailable,
@@ -149,9 +149,9 @@ func (r *Router) owner(digest string) (*node, error) {
 			"--forgotten-nodes", len(v.nodes))
 }
 
-// of returns the node of an ID. what names the ID in errors. Errors: INVALID_ARGUMENT for an empty
+// nodeOf returns the node of an ID. what names the ID in errors. Errors: INVALID_ARGUMENT for an empty
 // ID; malformed if no node made the ID; those of owner.
-func (r *Router) of(what, id string) (*node, error) {
+func (r *Router) nodeOf(what, id string) (*node, error) {
 	if id == "" {
 		return nil, status.Errorf(codes.InvalidArgument, "the %s is missing", what)
 	}

@@ -362,7 +362,7 @@ type HealthReporter interface {
 }
 
 // Reacher is a [Backend] with volumes that nodes mount from a server, such as shares. The health of
-// a volume on a node is then that of the way to its server: the driver calls Reach instead of the
+// a volume on a node is the reachability of its server: the driver calls Reach instead of the
 // methods of a [HealthReporter], which serve the controller.
 type Reacher interface {
 	// Reach returns the conditions of the server of m, a Mount that is staged on this node, without

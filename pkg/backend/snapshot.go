@@ -132,7 +132,7 @@ type Group struct {
 
 // PartSnapshotter is a [GroupSnapshotter] that can create its part of a group snapshot over several
 // nodes: the snapshots of its own volumes. CSI has no calls for parts. The router of the driver
-// creates the parts on all nodes, and then settles all of them or discards all of them.
+// creates the parts on all nodes, and then commits all of them or discards all of them.
 type PartSnapshotter interface {
 	GroupSnapshotter
 
@@ -140,10 +140,10 @@ type PartSnapshotter interface {
 	//   - It stops writes to the volumes of the part, and calls o.Frozen.
 	//   - When o.Frozen has returned nil, it takes the snapshots, lets writes continue, and makes
 	//     the snapshots durable. Then it calls o.Durable.
-	//   - When o.Durable has returned nil, it commits the part, which is not settled yet.
+	//   - When o.Durable has returned nil, it records the part, which is not committed yet.
 	//
 	// If the part exists, SnapshotPart returns it and calls neither function. The existing part may
-	// have another Cut, and may be settled. The context of both functions ends with ctx and with
+	// have another AttemptID, and may be committed. The context of both functions ends with ctx and with
 	// the backend; the context of o.Frozen also ends when the backend can no longer hold back
 	// writes.
 	//
@@ -156,20 +156,19 @@ type PartSnapshotter interface {
 	SnapshotPart(ctx context.Context, o PartOptions) (Part, error)
 
 	// GetPart returns the part of the group with this ID. Errors: [ErrNotFound], also for a
-	// malformed ID, for a group without parts, and until the part is committed.
+	// malformed ID, for a group without parts, and until the part is recorded.
 	GetPart(ctx context.Context, group string) (Part, error)
 
-	// SettlePart records durably that all parts with this cut are committed. A repeated call
-	// returns nil. A settled part can only be deleted with its group. Errors: [ErrNotFound];
-	// [ErrPrecondition] if the part has another Cut; [ErrBusy] while another call settles or
-	// deletes the part.
-	SettlePart(ctx context.Context, group, cut string) error
+	// CommitPart records durably that the parts of all nodes exist. A repeated call returns nil. A
+	// committed part can only be deleted with its group. Errors: [ErrNotFound]; [ErrPrecondition]
+	// if the part has another AttemptID; [ErrBusy] while another call commits or deletes the part.
+	CommitPart(ctx context.Context, group, attemptID string) error
 
-	// DiscardPart deletes a part that is not settled, with its snapshots. DiscardPart returns nil
-	// if there is no such part. Errors: [ErrPrecondition] if the part is settled or has another
-	// Cut; [ErrInUse] while a call creates the part or a volume from a member; [ErrBusy] as for
-	// SettlePart. After an error nothing is deleted.
-	DiscardPart(ctx context.Context, group, cut string) error
+	// DiscardPart deletes a part that is not committed, with its snapshots. DiscardPart returns nil
+	// if there is no such part. Errors: [ErrPrecondition] if the part is committed or has another
+	// AttemptID; [ErrInUse] while a call creates the part or a volume from a member; [ErrBusy] as
+	// for CommitPart. After an error nothing is deleted.
+	DiscardPart(ctx context.Context, group, attemptID string) error
 }
 
 // PartOptions describes a part of a group snapshot to create.
@@ -179,9 +178,9 @@ type PartOptions struct {
 	// All are the volume IDs of all parts, in ascending order, without duplicates.
 	All []string
 
-	// Cut identifies an attempt to create all parts of the group. All parts of the attempt have
-	// this Cut, and no other parts do. Cut has 1 to 64 bytes.
-	Cut string
+	// AttemptID identifies an attempt to create all parts of the group. All parts of the attempt
+	// have this AttemptID, and no other parts do. AttemptID has 1 to 64 bytes.
+	AttemptID string
 
 	// Frozen is called when nothing writes to the volumes of the part. It returns nil when the same
 	// holds on all nodes. Writes stay stopped while Frozen runs. nil: not called.
@@ -192,15 +191,16 @@ type PartOptions struct {
 	Durable func(context.Context) error
 }
 
-// maxCut is the greatest length of PartOptions.Cut, in bytes.
-const maxCut = 64
+// maxAttemptID is the greatest length of PartOptions.AttemptID, in bytes.
+const maxAttemptID = 64
 
-// Check returns [ErrInvalid] if o is not valid: if Cut is empty or too long, if Sources is empty,
-// has duplicates or is not contained in All, or if All is not in ascending order. Every backend
+// Check returns [ErrInvalid] if o is not valid: if AttemptID is empty or too long, if Sources is
+// empty, has duplicates or is not contained in All, or if All is not in ascending order. Every backend
 // calls Check, and the router never sends options that fail the check.
 func (o PartOptions) Check() error {
-	if len(o.Cut) == 0 || len(o.Cut) > maxCut {
-		return fmt.Errorf("%w: invalid cut of %d bytes: must have 1 to %d bytes", ErrInvalid, len(o.Cut), maxCut)
+	if len(o.AttemptID) == 0 || len(o.AttemptID) > maxAttemptID {
+		return fmt.Errorf("%w: invalid attempt ID of %d bytes: must have 1 to %d bytes", ErrInvalid, len(o.AttemptID),
+			maxAttemptID)
 	}
 	if len(o.Sources) == 0 {
 		return fmt.Errorf("%w: the part has no volumes", ErrInvalid)
@@ -225,7 +225,7 @@ func (o PartOptions) Check() error {
 type Part struct {
 	Group // ID of the group snapshot, and the snapshots of this part.
 
-	All     []string // As PartOptions.All.
-	Cut     string   // PartOptions.Cut of the call that created the part.
-	Settled bool     // SettlePart has succeeded: the part can only be deleted with its group.
+	All       []string // As PartOptions.All.
+	AttemptID string   // PartOptions.AttemptID of the call that created the part.
+	Committed bool     // CommitPart has succeeded: the part can only be deleted with its group.
 }

@@ -55,7 +55,7 @@ func TestTheChartsCommandLinesForAttachedDisksAreRead(t *testing.T) {
 		set.String("cloud-dir", "", "")
 		set.Int("attach-limit", 0, "")
 	}
-	golden := filepath.Join("..", "..", "test", "cluster", "chart", "testdata", "attached.yaml") // from deploy/linux
+	golden := filepath.Join("..", "..", "test", "cluster", "chart", "testdata", "attached.diff") // from deploy/linux
 	for kind, want := range map[string]mode{"Deployment": modeController, "DaemonSet": modeNode} {
 		args := manifests.ArgsOf(t, golden, kind, "driver")
 		for i, arg := range args {

@@ -257,7 +257,7 @@ func TestStrangeIDs(t *testing.T) {
 				return codes.OK, err
 			},
 			"GetMetadataAllocated": func(id string) (codes.Code, error) {
-				_, err := query{target: id}.ask(ctx, d.conn)
+				_, err := query{target: id}.call(ctx, d.conn)
 				return codes.NotFound, err
 			},
 			// A CO must be able to clean up after a volume that is gone: then there is nothing to

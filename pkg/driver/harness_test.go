@@ -214,7 +214,7 @@ func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func()
 	}
 	var err error
 	d.backend, err = hostpath.New(hostpath.Config{
-		Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Images: d.mounter,
+		Root: d.root, Node: d.node, Init: true, RootRecord: filepath.Join(d.dir, "seen"), Images: d.mounter,
 		WindowsImageClone: d.cloneVHDX,
 	})
 	if err != nil {

@@ -90,8 +90,8 @@ type query struct {
 	secrets      map[string]string
 }
 
-// ask makes the call, and returns its responses and its error.
-func (q query) ask(ctx context.Context, conn *grpc.ClientConn) (answers []answer, err error) {
+// call makes the call, and returns its responses and its error.
+func (q query) call(ctx context.Context, conn *grpc.ClientConn) (answers []answer, err error) {
 	client := csi.NewSnapshotMetadataClient(conn)
 	var next func() (answer, error)
 	if q.base == "" {
@@ -170,7 +170,7 @@ func TestSnapshotMetadataIsServedForADiffer(t *testing.T) {
 		has := slices.ContainsFunc(resp.GetCapabilities(), func(c *csi.PluginCapability) bool {
 			return c.GetService().GetType() == csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE
 		})
-		_, err = query{target: "a"}.ask(context.Background(), conn)
+		_, err = query{target: "a"}.call(context.Background(), conn)
 		if has != tc.has || (status.Code(err) != codes.Unimplemented) != tc.has {
 			t.Errorf("%s: advertised: %v; called: %v", name, has, err)
 		}
@@ -183,7 +183,7 @@ func TestBlocksComeInPagesAndFromAnyOffset(t *testing.T) {
 	for _, base := range []string{"", "b"} {
 		for limit, pages := range map[int32]int{0: 3, 1: len(d.ranges), 1000: 5, maxRanges: 3, maxRanges + 1: 3,
 			math.MaxInt32: 3} {
-			answers, err := query{base: base, target: "a", limit: limit}.ask(context.Background(), conn)
+			answers, err := query{base: base, target: "a", limit: limit}.call(context.Background(), conn)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -195,13 +195,13 @@ func TestBlocksComeInPagesAndFromAnyOffset(t *testing.T) {
 		}
 		for _, i := range []int{1, 1000, len(d.ranges) - 1} {
 			for _, from := range []int64{d.ranges[i-1][0] + d.ranges[i-1][1], d.ranges[i][0], d.ranges[i][0] + 4095} {
-				answers, err := query{base: base, target: "a", from: from, limit: 700}.ask(context.Background(), conn)
+				answers, err := query{base: base, target: "a", from: from, limit: 700}.call(context.Background(), conn)
 				if got := rangesOf(t, answers, variable, d.size, 700); err != nil || !slices.Equal(got, d.ranges[i:]) {
 					t.Errorf("base %q from %d: %d ranges, %v, want %d", base, from, len(got), err, len(d.ranges[i:]))
 				}
 			}
 		}
-		answers, err := query{base: base, target: "a", from: d.size}.ask(context.Background(), conn)
+		answers, err := query{base: base, target: "a", from: d.size}.call(context.Background(), conn)
 		if err != nil || len(answers) != 1 || len(rangesOf(t, answers, variable, d.size, 0)) != 0 {
 			t.Errorf("base %q from the end: %v, %v, want the capacity alone", base, answers, err)
 		}
@@ -230,7 +230,7 @@ func TestBlocksOfOneLength(t *testing.T) {
 		d := &differ{odd: &odd{probe: alwaysReady}, size: tc.size, ranges: ranges}
 		conn, _, _ := serveOdd(t, d, &logBuffer{}, time.Second, func(c *Config) { c.MetadataBlock = block })
 		for _, base := range []string{"", "b"} {
-			answers, err := query{base: base, target: "a", from: tc.from, limit: 2}.ask(context.Background(), conn)
+			answers, err := query{base: base, target: "a", from: tc.from, limit: 2}.call(context.Background(), conn)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -271,7 +271,7 @@ func TestInvalidSnapshotMetadataRequests(t *testing.T) {
 		"a delta's high offset":    {query{base: "a", target: "b", from: math.MaxInt64}, codes.OutOfRange},
 		"snapshots of two volumes": {query{base: "a", target: "other"}, codes.InvalidArgument},
 	} {
-		answers, err := tc.ask(context.Background(), conn)
+		answers, err := tc.call(context.Background(), conn)
 		if status.Code(err) != tc.code || len(answers) > 0 {
 			t.Errorf("%s: %v, %v, want %s", name, answers, err, tc.code)
 		}
@@ -302,7 +302,7 @@ func TestInterceptorsApplyToStreams(t *testing.T) {
 			}}
 			conn, _, _ := serveOdd(t, d, log, time.Second, func(c *Config) { c.Registry = registry })
 			q := query{base: base, target: "a", limit: 2, secrets: map[string]string{"password": secret}}
-			answers, err := q.ask(context.Background(), conn)
+			answers, err := q.call(context.Background(), conn)
 			if got := rangesOf(t, answers, variable, d.size, 2); status.Code(err) != tc.code || len(got) < 4 {
 				t.Errorf("%s: %v, %v", name, got, err)
 			}
@@ -406,13 +406,13 @@ func TestChangedBlocksOfAVolumeInMemory(t *testing.T) {
 			style = fixed
 		}
 		for i, q := range []query{{target: snapshots[1]}, {base: snapshots[0], target: snapshots[1]}} {
-			answers, err := q.ask(context.Background(), d.conn)
+			answers, err := q.call(context.Background(), d.conn)
 			if d.want(codes.OK, err); !slices.Equal(rangesOf(t, answers, style, 1<<20, maxRanges), want[i]) {
 				t.Errorf("%+v, in blocks of %d: %v, want %v", q, block, answers, want[i])
 			}
 		}
 		ofDirectory := d.create("directory", capability(sharedMode)).snapshot("s2").GetSnapshotId()
-		_, err := query{target: ofDirectory}.ask(context.Background(), d.conn)
+		_, err := query{target: ofDirectory}.call(context.Background(), d.conn)
 		d.want(codes.InvalidArgument, err)
 	}
 }

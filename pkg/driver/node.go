@@ -82,7 +82,7 @@ func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) 
 	if err := mounter.CheckOptions(mount.Kind, mount.FSType, mount.Options); err != nil {
 		return err
 	}
-	old, wasRecorded := n.records.at(path)
+	old, wasRecorded := n.records.recordAt(path)
 	st := stagingRecord{VolumeID: id, Capability: vc.digest(), PublishContext: publishContext,
 		Mount: newStagedMount(mount), OldCredentials: old.OldCredentials}
 	if wasRecorded && !old.sameUse(st) {
@@ -188,15 +188,15 @@ func (n *node) NodePublishVolume(ctx context.Context,
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// checkReadOnly returns an error for a capability that is read-only where only the runtime of the
-// containers makes a volume read-only, and the request does not ask for that: the pod could write.
+// checkReadOnly rejects a read-only capability without readonly in the request. On Windows only the
+// container runtime enforces read-only. Without readonly in the request the pod could write.
 func (n *node) checkReadOnly(req *csi.NodePublishVolumeRequest, vc volumeCapability) error {
 	m, ok := n.mounter.(mounter.RuntimeReadOnly)
 	if !ok || !m.RuntimeReadOnly() || req.GetReadonly() || !vc.ReadOnly && !slices.Contains(vc.Options, "ro") {
 		return nil
 	}
-	return fmt.Errorf("%w: the access mode, or the mount option ro, is for reading, and Windows makes a volume "+
-		"read-only for a pod only if the pod or its PersistentVolume says readOnly: true", backend.ErrInvalid)
+	return fmt.Errorf("%w: the access mode or the mount option ro is read-only: set readOnly: true in the pod or its "+
+		"PersistentVolume, because on Windows only the container runtime enforces read-only", backend.ErrInvalid)
 }
 
 // publish mounts a staged volume at the target path. CSI spec v1.13, NodePublishVolume, has a table
@@ -278,7 +278,7 @@ func (n *node) mountToPublish(ctx context.Context,
 // staging path of the request is not its staging path. The target path in a pod is not a staging
 // path.
 func (n *node) asStaged(req *csi.NodePublishVolumeRequest, vc volumeCapability, published bool) error {
-	old, ok := n.records.at(req.GetStagingTargetPath())
+	old, ok := n.records.recordAt(req.GetStagingTargetPath())
 	if !ok && len(n.records.liveOf(req.GetVolumeId())) > 0 {
 		return fmt.Errorf("%w: the volume is not staged at %s", errPrecondition, req.GetStagingTargetPath())
 	}
@@ -310,9 +310,9 @@ func (n *node) onlyTarget(ctx context.Context, at, target string) error {
 
 // isStaging reports whether path is a staging path, or the block device in a staging path.
 func (n *node) isStaging(path string) bool {
-	_, ok := n.records.at(path)
+	_, ok := n.records.recordAt(path)
 	if dir, name := filepath.Split(path); !ok && name == mounter.DeviceName {
-		_, ok = n.records.at(filepath.Clean(dir))
+		_, ok = n.records.recordAt(filepath.Clean(dir))
 	}
 	return ok
 }

@@ -603,10 +603,10 @@ func TestAnotherVolumesRecordIsNotLost(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v, w := d.create("v", capability(singleMode)), d.create("w", capability(sharedMode))
 		d.want(codes.OK, v.stage())
-		before, _ := d.driver.node.records.at(v.staging)
+		before, _ := d.driver.node.records.recordAt(v.staging)
 		w.staging = v.staging
 		d.want(codes.AlreadyExists, w.stage())
-		if after, _ := d.driver.node.records.at(v.staging); after != before {
+		if after, _ := d.driver.node.records.recordAt(v.staging); after != before {
 			t.Errorf("the record is %+v, was %+v", after, before)
 		}
 		// as an older release wrote it

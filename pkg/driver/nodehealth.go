@@ -164,7 +164,7 @@ func (n *node) renew(ctx context.Context, req *csi.NodePublishVolumeRequest, vc 
 // reports that this process knew the secrets of the mount. The staging record remembers that the
 // kernel has kept the old ones: the next process cannot compare them.
 func (n *node) renewed(path string, secrets map[string]string, known bool, err error) {
-	st, recorded := n.records.at(path)
+	st, recorded := n.records.recordAt(path)
 	kept := errors.Is(err, mounter.ErrCredentials)
 	if kept && !known && !st.OldCredentials { // they may be those that the mount has
 		kept, err = false, nil

@@ -126,7 +126,7 @@ func (p *peerService) SnapshotPart(stream peer.Peer_SnapshotPartServer) error {
 	}
 	s := steps{stream: stream, done: peer.SnapshotPartRequest_BEGIN}
 	part, err := parts.SnapshotPart(stream.Context(), backend.PartOptions{
-		GroupOptions: o, All: begin.GetVolumeIds(), Cut: begin.GetCut(),
+		GroupOptions: o, All: begin.GetVolumeIds(), AttemptID: begin.GetCut(),
 		Frozen:  func(ctx context.Context) error { return s.next(ctx, peer.SnapshotPartRequest_CUT) },
 		Durable: func(ctx context.Context) error { return s.next(ctx, peer.SnapshotPartRequest_COMMIT) },
 	})
@@ -191,8 +191,8 @@ func (p *peerService) SettlePart(ctx context.Context, req *peer.SettlePartReques
 	if err != nil {
 		return nil, err
 	}
-	if err := parts.SettlePart(ctx, req.GetGroupSnapshotId(), req.GetCut()); err != nil {
-		return nil, fmt.Errorf("settle part of group snapshot %.128q: %w", req.GetGroupSnapshotId(), err)
+	if err := parts.CommitPart(ctx, req.GetGroupSnapshotId(), req.GetCut()); err != nil {
+		return nil, fmt.Errorf("commit part of group snapshot %.128q: %w", req.GetGroupSnapshotId(), err)
 	}
 	return &peer.SettlePartResponse{}, nil
 }
@@ -212,6 +212,7 @@ func (p *peerService) DiscardPart(ctx context.Context,
 // part converts a part to the message for the router.
 func (p *peerService) part(part backend.Part) *peer.Part {
 	return &peer.Part{
-		Group: p.controller.topology.group(part.Group), VolumeIds: part.All, Cut: part.Cut, Settled: part.Settled,
+		Group: p.controller.topology.group(part.Group), VolumeIds: part.All, Cut: part.AttemptID,
+		Settled: part.Committed,
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// at serves a server of the driver on a socket of its own, and returns a connection to the server.
-func (d *testDriver) at(name string, server *grpc.Server) *grpc.ClientConn {
+// serveAt serves a server of the driver on a socket of its own, and returns a connection to the server.
+func (d *testDriver) serveAt(name string, server *grpc.Server) *grpc.ClientConn {
 	d.Helper()
 	l, address := d.listen(name)
 	go server.Serve(l)
@@ -32,7 +32,7 @@ func (d *testDriver) at(name string, server *grpc.Server) *grpc.ClientConn {
 
 // peers returns a connection to the server for the router.
 func (d *testDriver) peers() *grpc.ClientConn {
-	return d.at("peer", d.driver.Peer(grpc.Creds(insecure.NewCredentials())))
+	return d.serveAt("peer", d.driver.Peer(grpc.Creds(insecure.NewCredentials())))
 }
 
 // lock holds a lock of the driver, as a call would, until it is released.
@@ -79,8 +79,8 @@ func TestEachServerHasItsServices(t *testing.T) {
 		conn *grpc.ClientConn
 		has  []string
 	}{
-		"kubelet": {d.at("kubelet", d.driver.Kubelet()), []string{"Identity", "NodeGetInfo", "NodeGetCapabilities"}},
-		"controller": {d.at("controller", d.driver.Controller()),
+		"kubelet": {d.serveAt("kubelet", d.driver.Kubelet()), []string{"Identity", "NodeGetInfo", "NodeGetCapabilities"}},
+		"controller": {d.serveAt("controller", d.driver.Controller()),
 			[]string{"Identity", "Controller", "GroupController"}},
 		"peer": {d.peers(), []string{"Identity", "Controller", "GroupController", "NodeGetInfo", "Peer"}},
 		"all": {d.conn, []string{"Identity", "Controller", "GroupController", "NodeGetInfo",
@@ -125,7 +125,7 @@ func TestAControllerMountsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn := d.at("alone", alone.Controller())
+	conn := d.serveAt("alone", alone.Controller())
 	resp, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), createRequest("v"))
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,8 @@ import (
 // stagingRecord remembers the capability, the publish context and the Mount of a staged volume. CSI
 // passes the first two to no later call about the volume but NodePublishVolume. Later calls use the
 // Mount instead of asking the backend, whose storage may not answer. Only the mount table of the
-// kernel shows whether the volume is still staged.
+// kernel shows whether the volume is still staged. The names "use" and "attachment" are from an older
+// format: records of earlier releases have them.
 type stagingRecord struct {
 	VolumeID       string `json:"volumeID"`
 	Capability     digest `json:"use"`
@@ -155,8 +156,8 @@ func (s *stagingRecords) read(name string, mounted func(path string) (bool, erro
 // complete reports whether st has all fields that every release writes.
 func (st stagingRecord) complete() bool { return st.VolumeID != "" && st.Capability != digest{} }
 
-// at returns the record of path.
-func (s *stagingRecords) at(path string) (stagingRecord, bool) {
+// recordAt returns the record of path.
+func (s *stagingRecords) recordAt(path string) (stagingRecord, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st, ok := s.byPath[path]
@@ -204,7 +205,7 @@ func (s *stagingRecords) setLive(path string, live bool) {
 
 // put writes a record, and returns a function that restores the previous state.
 func (s *stagingRecords) put(path string, st stagingRecord) (undo func() error, err error) {
-	old, was := s.at(path)
+	old, was := s.recordAt(path)
 	if was && old.sameUse(st) && old.Mount.equal(st.Mount) && old.OldCredentials == st.OldCredentials {
 		return func() error { return nil }, nil
 	}
@@ -234,7 +235,7 @@ func (s *stagingRecords) write(path string, st stagingRecord) error {
 }
 
 func (s *stagingRecords) remove(path string) error {
-	if _, ok := s.at(path); !ok {
+	if _, ok := s.recordAt(path); !ok {
 		return nil
 	}
 	if err := s.dir.Remove(fileOf(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -47,10 +47,10 @@ func TestADamagedStagingRecordAffectsOnlyItsPath(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer s.dir.Close()
-				if got, ok := s.at("/good"); !ok || got != want {
+				if got, ok := s.recordAt("/good"); !ok || got != want {
 					t.Errorf("the good record is %+v, %v", got, ok)
 				}
-				if _, ok := s.at("/bad"); ok || (reported > 0) != tc.stays {
+				if _, ok := s.recordAt("/bad"); ok || (reported > 0) != tc.stays {
 					t.Errorf("the bad record exists: %v, reported %d times", ok, reported)
 				}
 				if _, err := os.Lstat(obstacle); (err == nil) != tc.stays {

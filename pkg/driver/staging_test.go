@@ -80,7 +80,7 @@ func TestStagingRecordsSurviveARestartAndDamage(t *testing.T) {
 	}
 
 	s = open()
-	if got, ok := s.at(path("kept")); !ok || got != want {
+	if got, ok := s.recordAt(path("kept")); !ok || got != want {
 		t.Errorf("kept is %+v, %v, want %+v", got, ok, want)
 	}
 	if got, want := pathsOf(s, "v"), []string{path("dead"), path("kept")}; !slices.Equal(got, want) {
@@ -127,7 +127,7 @@ func TestAPutCanBeUndone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := s.at("/a"); got != next {
+	if got, _ := s.recordAt("/a"); got != next {
 		t.Errorf("at = %+v, want %+v", got, next)
 	}
 	if err := undoNext(); err != nil || len(pathsOf(s, "v")) != 1 || len(pathsOf(s, "w")) != 0 {

@@ -51,7 +51,7 @@ func (m *stagedMount) equal(other *stagedMount) bool { return reflect.DeepEqual(
 // volume is not staged there with this publish context, or if a release without mounts in its
 // records staged it.
 func (s *stagingRecords) mountAt(id, path string, publishContext map[string]string) (mounter.Mount, bool) {
-	st, ok := s.at(path)
+	st, ok := s.recordAt(path)
 	if !ok || st.VolumeID != id || st.Mount == nil {
 		return mounter.Mount{}, false
 	}

@@ -25,8 +25,8 @@ type prober struct {
 // probeLimit is the maximum time for an answer. A stalled disk never answers, and is not ready.
 const probeLimit = 5 * time.Second
 
-// ask waits for the answer to a question, at most probeLimit.
-func (p *prober) ask(ctx context.Context, question string, f func(context.Context) (any, error)) (any, error) {
+// askBackend waits for the answer to a question, at most probeLimit.
+func (p *prober) askBackend(ctx context.Context, question string, f func(context.Context) (any, error)) (any, error) {
 	answer := p.group.DoChan(question, func() (any, error) {
 		return guard.Value(func() (any, error) { return f(context.WithoutCancel(ctx)) })
 	})
@@ -48,7 +48,7 @@ func (p *prober) probe(ctx context.Context) (bool, error) {
 	if !ok {
 		return true, nil
 	}
-	answer, err := p.ask(ctx, "probe", func(ctx context.Context) (any, error) { return b.Probe(ctx) })
+	answer, err := p.askBackend(ctx, "probe", func(ctx context.Context) (any, error) { return b.Probe(ctx) })
 	ready, _ := answer.(bool)
 	return ready, err
 }
@@ -59,7 +59,7 @@ func (p *prober) storageHealth(ctx context.Context) ([]backend.Condition, error)
 	if !ok {
 		return nil, nil
 	}
-	answer, err := p.ask(ctx, "storage", func(ctx context.Context) (any, error) { return b.StorageHealth(ctx) })
+	answer, err := p.askBackend(ctx, "storage", func(ctx context.Context) (any, error) { return b.StorageHealth(ctx) })
 	conditions, _ := answer.([]backend.Condition)
 	return conditions, err
 }
@@ -189,7 +189,8 @@ func (d *Driver) logUnhealthy(ctx context.Context) {
 		volumes []backend.VolumeHealth
 		more    bool
 	}
-	answer, err := d.prober.ask(ctx, "volumes", func(ctx context.Context) (any, error) { // the disk can stall meanwhile
+	// The disk can stall meanwhile.
+	answer, err := d.prober.askBackend(ctx, "volumes", func(ctx context.Context) (any, error) {
 		volumes, more, err := reporter.ListHealth(ctx, "", watchVolumes)
 		return list{volumes, more}, err
 	})

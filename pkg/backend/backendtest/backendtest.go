@@ -179,13 +179,13 @@ var rowsOfEachType = map[string]func(s *subject){
 
 	"a part keeps the content of its volumes, and each call can be repeated": parts,
 	"a part is absent after an error of Frozen or Durable":                   partAborted,
-	"a part can be discarded until it is settled":                            partDiscarded,
+	"a part can be discarded until it is committed":                          partDiscarded,
 	"a part does not need its volumes or the process that created it":        partStays,
 	"the same part name for other volumes is rejected":                       partConflicts,
 	"an unknown part ID is not found, and DiscardPart ignores it":            untrustedParts,
 	"calls for a part are rejected while it is created":                      partInTheMaking,
 	"concurrent SnapshotPart calls create the same part":                     partsConcurrently,
-	"a part is settled while it is discarded":                                partRaces,
+	"a part is committed while it is discarded":                              partRaces,
 	"a part is discarded during Restore of a member":                         partRestored,
 
 	"Allocated reports all data from any offset":                 allocates,
@@ -845,7 +845,7 @@ func secrets(s *subject) {
 		errs = append(errs, err1, err2, b.DeleteGroup(ctx, "none", nil, secret))
 	}
 	if b, ok := s.Backend.(backend.PartSnapshotter); ok {
-		o := partOptions("cut-1", "none")
+		o := partOptions("attempt-1", "none")
 		o.Secrets = secret
 		_, err := b.SnapshotPart(ctx, o)
 		errs = append(errs, err)

@@ -74,8 +74,8 @@ type image struct {
 	bytes []byte
 }
 
-// take creates a snapshot, and reads its content from a restored volume, which it deletes then.
-func (d *differ) take(name, volume string) image {
+// takeImage creates a snapshot, and reads its content from a restored volume, which it deletes then.
+func (d *differ) takeImage(name, volume string) image {
 	d.Helper()
 	v, err := d.Get(context.Background(), volume, nil)
 	if err != nil {
@@ -205,9 +205,9 @@ func (d *differ) oddSize() backend.Volume {
 func allocates(s *subject) {
 	d := differing(s)
 	v := d.oddSize()
-	empty := d.take("empty", v.ID)
+	empty := d.takeImage("empty", v.ID)
 	d.scribble(v.ID, v.Size, 1)
-	full := d.take("full", v.ID)
+	full := d.takeImage("full", v.ID)
 	d.delete(v.ID)
 	d.reopen()
 	for _, i := range []image{empty, full} {
@@ -220,22 +220,22 @@ func allocates(s *subject) {
 func changes(s *subject) {
 	d := differing(s)
 	v := d.oddSize()
-	images := []image{d.take("empty", v.ID)}
+	images := []image{d.takeImage("empty", v.ID)}
 	same := bytes.Repeat([]byte("16 bytes, always"), 16<<10) // written at the old end, and in the added space
 	for i := range 3 {
 		d.scribble(v.ID, v.Size, uint64(i))
 		d.writeTo(v.ID, v.Size-int64(len(same)), same)
-		images = append(images, d.take(fmt.Sprint("snap-", i), v.ID))
+		images = append(images, d.takeImage(fmt.Sprint("snap-", i), v.ID))
 	}
 	if e, ok := s.Backend.(backend.Expander); ok {
 		size, _, err := e.Expand(context.Background(), v.ID, backend.ExpandOptions{Required: v.Size + MiB})
 		if err != nil {
 			d.Fatal(err)
 		}
-		images = append(images, d.take("grown", v.ID))
+		images = append(images, d.takeImage("grown", v.ID))
 		d.scribble(v.ID, size, 7)
 		d.writeTo(v.ID, v.Size, same)
-		images = append(images, d.take("grown, and written to", v.ID))
+		images = append(images, d.takeImage("grown, and written to", v.ID))
 	}
 	d.delete(v.ID)
 	d.reopen()
@@ -257,10 +257,10 @@ func changesRefused(s *subject) {
 	d := differing(s)
 	one, two := d.create(d.request("pvc-1")), d.create(d.request("pvc-2"))
 	d.scribble(one.ID, one.Size, 1)
-	first, other := d.take("first", one.ID), d.take("other", two.ID)
+	first, other := d.takeImage("first", one.ID), d.takeImage("other", two.ID)
 	d.refuses(first.ID, other.ID, 0, backend.ErrInvalid)
 	d.refuses(other.ID, first.ID, 0, backend.ErrInvalid)
-	ofCopy := d.take("of a restored volume", d.restore("restored", first.ID).ID)
+	ofCopy := d.takeImage("of a restored volume", d.restore("restored", first.ID).ID)
 	d.refuses(first.ID, ofCopy.ID, 0, backend.ErrInvalid)
 	for _, from := range []int64{-1, one.Size + 1, 1 << 62, -1 << 62} {
 		d.refuses(first.ID, first.ID, from, backend.ErrOutOfRange)
@@ -276,9 +276,9 @@ func changesRefused(s *subject) {
 func stopsEarly(s *subject) {
 	d := differing(s)
 	v := d.create(d.request("pvc-1"))
-	empty := d.take("empty", v.ID)
+	empty := d.takeImage("empty", v.ID)
 	d.scribble(v.ID, v.Size, 1)
-	full := d.take("full", v.ID)
+	full := d.takeImage("full", v.ID)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	enough := errors.New("enough")

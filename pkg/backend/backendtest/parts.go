@@ -31,7 +31,7 @@ func parting(s *subject) *parter {
 	s.Helper()
 	b := optional[backend.PartSnapshotter](s)
 	if (s.access.Block && !s.kind.BlockGroups) || (!s.access.Block && !s.kind.Groups) {
-		o := partOptions("cut-1", s.create(s.request("pvc-1")).ID)
+		o := partOptions("attempt-1", s.create(s.request("pvc-1")).ID)
 		o.Frozen, o.Durable = unwanted(s), unwanted(s)
 		s.leavesNothing("SnapshotPart", func() error {
 			_, err := b.SnapshotPart(context.Background(), o)
@@ -42,10 +42,10 @@ func parting(s *subject) *parter {
 }
 
 // partOptions returns the options of a part. The other part of the group has the volume elsewhere.
-func partOptions(cut string, sources ...string) backend.PartOptions {
+func partOptions(attemptID string, sources ...string) backend.PartOptions {
 	return backend.PartOptions{
 		GroupOptions: backend.GroupOptions{Name: "group-1", Sources: sources},
-		All:          slices.Sorted(slices.Values(append([]string{elsewhere}, sources...))), Cut: cut,
+		All:          slices.Sorted(slices.Values(append([]string{elsewhere}, sources...))), AttemptID: attemptID,
 	}
 }
 
@@ -71,19 +71,19 @@ func (p *parter) part(o backend.PartOptions) backend.Part {
 	p.Helper()
 	part, err := p.SnapshotPart(context.Background(), o)
 	if err != nil {
-		p.Fatalf("SnapshotPart(%q, %q): %v", o.Sources, o.Cut, err)
+		p.Fatalf("SnapshotPart(%q, %q): %v", o.Sources, o.AttemptID, err)
 	}
 	return part
 }
 
-// found checks that SnapshotPart returns the existing part, also for another cut.
+// found checks that SnapshotPart returns the existing part, also for another attempt ID.
 func (p *parter) found(o backend.PartOptions, want backend.Part) {
 	p.Helper()
 	o.Frozen, o.Durable = unwanted(p.subject), unwanted(p.subject)
-	for _, cut := range []string{want.Cut, "another"} {
-		o.Cut = cut
+	for _, attemptID := range []string{want.AttemptID, "another"} {
+		o.AttemptID = attemptID
 		if got := p.part(o); !samePart(got, want) {
-			p.Errorf("the second SnapshotPart, with cut %q, = %+v, want %+v", cut, got, want)
+			p.Errorf("the second SnapshotPart, with attempt ID %q, = %+v, want %+v", attemptID, got, want)
 		}
 	}
 }
@@ -93,7 +93,8 @@ func (p *parter) found(o backend.PartOptions, want backend.Part) {
 func (p *parter) refusedPart(o backend.PartOptions, want ...error) error {
 	p.Helper()
 	o.Frozen, o.Durable = unwanted(p.subject), unwanted(p.subject)
-	return p.leavesNothing(fmt.Sprintf("SnapshotPart(%.200q)", fmt.Sprint(o.GroupOptions, o.All, o.Cut)), func() error {
+	request := fmt.Sprintf("SnapshotPart(%.200q)", fmt.Sprint(o.GroupOptions, o.All, o.AttemptID))
+	return p.leavesNothing(request, func() error {
 		_, err := p.SnapshotPart(context.Background(), o)
 		return err
 	}, want...)
@@ -113,35 +114,37 @@ func (p *parter) wantNoPart(id string) {
 	if got, err := p.GetPart(context.Background(), id); !errors.Is(err, backend.ErrNotFound) {
 		p.Errorf("GetPart(%.60q) = %+v, %v, want ErrNotFound", id, got, err)
 	}
-	if err := p.SettlePart(context.Background(), id, "cut-1"); !errors.Is(err, backend.ErrNotFound) {
-		p.Errorf("SettlePart(%.60q) = %v, want ErrNotFound", id, err)
+	if err := p.CommitPart(context.Background(), id, "attempt-1"); !errors.Is(err, backend.ErrNotFound) {
+		p.Errorf("CommitPart(%.60q) = %v, want ErrNotFound", id, err)
 	}
 }
 
-func (p *parter) settle(part *backend.Part) {
+func (p *parter) commitPart(part *backend.Part) {
 	p.Helper()
-	if err := p.SettlePart(context.Background(), part.ID, part.Cut); err != nil {
-		p.Fatalf("SettlePart(%q, %q): %v", part.ID, part.Cut, err)
+	if err := p.CommitPart(context.Background(), part.ID, part.AttemptID); err != nil {
+		p.Fatalf("CommitPart(%q, %q): %v", part.ID, part.AttemptID, err)
 	}
-	part.Settled = true
+	part.Committed = true
 }
 
-func (p *parter) discard(id, cut string) {
+func (p *parter) discard(id, attemptID string) {
 	p.Helper()
-	if err := p.DiscardPart(context.Background(), id, cut); err != nil {
-		p.Fatalf("DiscardPart(%.60q, %q): %v", id, cut, err)
+	if err := p.DiscardPart(context.Background(), id, attemptID); err != nil {
+		p.Fatalf("DiscardPart(%.60q, %q): %v", id, attemptID, err)
 	}
 }
 
 // notDiscarded checks that DiscardPart fails with want and changes nothing.
-func (p *parter) notDiscarded(part backend.Part, cut string, want error) {
+func (p *parter) notDiscarded(part backend.Part, attemptID string, want error) {
 	p.Helper()
-	p.leavesNothing("DiscardPart", func() error { return p.DiscardPart(context.Background(), part.ID, cut) }, want)
+	p.leavesNothing("DiscardPart",
+		func() error { return p.DiscardPart(context.Background(), part.ID, attemptID) }, want)
 	p.wantPart(part)
 }
 
 func samePart(a, b backend.Part) bool {
-	return sameGroup(a.Group, b.Group) && slices.Equal(a.All, b.All) && a.Cut == b.Cut && a.Settled == b.Settled
+	return sameGroup(a.Group, b.Group) && slices.Equal(a.All, b.All) && a.AttemptID == b.AttemptID &&
+		a.Committed == b.Committed
 }
 
 // nothingLeft returns a function that checks that the objects are the same as now.
@@ -164,7 +167,7 @@ func parts(s *subject) {
 	}
 	whole := p.group("group-1", sources...) // a group and a part with the same name are independent
 	nothingLeft := p.nothingLeft()
-	o, start, asked := partOptions("cut-1", sources...), time.Now(), ""
+	o, start, asked := partOptions("attempt-1", sources...), time.Now(), ""
 	o.Frozen = func(context.Context) error { asked += "frozen "; nothingLeft(); return nil }
 	o.Durable = func(context.Context) error {
 		asked += "durable "
@@ -177,15 +180,16 @@ func parts(s *subject) {
 	p.createdSince(start, part.Created)
 	if part.ID == "" || len(part.ID) > 128 || part.ID == whole.ID || len(part.Snapshots) != len(sources) ||
 		!slices.IsSorted(ids(part.Group)) ||
-		!slices.Equal(part.All, o.All) || part.Cut != "cut-1" || part.Settled || asked != "frozen durable " {
-		p.Fatalf("SnapshotPart = %+v after the hooks %q, want an unsettled part with sorted members after both hooks",
+		!slices.Equal(part.All, o.All) || part.AttemptID != "attempt-1" || part.Committed ||
+		asked != "frozen durable " {
+		p.Fatalf("SnapshotPart = %+v after the hooks %q, want an uncommitted part with sorted members after both hooks",
 			part, asked)
 	}
 	slices.Reverse(o.Sources)
 	p.found(o, part)
 	for range 2 {
 		p.wantPart(part)
-		p.settle(&part)
+		p.commitPart(&part)
 		p.found(o, part)
 	}
 	for _, member := range part.Snapshots {
@@ -206,9 +210,9 @@ func parts(s *subject) {
 	nothingLeft()
 	p.wantGroup(whole)
 	o.Durable = nil
-	unsettled := p.part(o)
-	p.keeps(unsettled.Snapshots[0], "later")
-	p.dropGroup(unsettled.ID)
+	uncommitted := p.part(o)
+	p.keeps(uncommitted.Snapshots[0], "later")
+	p.dropGroup(uncommitted.ID)
 	p.wantNoPart(part.ID)
 	nothingLeft()
 }
@@ -216,9 +220,9 @@ func parts(s *subject) {
 // partAborted lets each hook fail in several ways.
 func partAborted(s *subject) {
 	p := parting(s)
-	o := partOptions("cut-1", p.two()...)
+	o := partOptions("attempt-1", p.two()...)
 	part := p.part(o)
-	p.discard(part.ID, part.Cut)
+	p.discard(part.ID, part.AttemptID)
 	ctx, cancel := context.WithCancel(context.Background())
 	for name, tc := range map[string]struct {
 		hook func(ctx context.Context) error
@@ -266,38 +270,38 @@ func partDiscarded(s *subject) {
 	nothingLeft := p.nothingLeft()
 	var first backend.Part
 	for i := range 3 {
-		cut := fmt.Sprint("cut-", i)
+		attemptID := fmt.Sprint("attempt-", i)
 		for _, id := range sources {
-			p.write(id, cut)
+			p.write(id, attemptID)
 		}
-		part := p.part(partOptions(cut, sources...))
+		part := p.part(partOptions(attemptID, sources...))
 		if i == 0 {
 			first = part
 		}
-		if part.ID != first.ID || !slices.Equal(ids(part.Group), ids(first.Group)) || part.Cut != cut {
-			p.Errorf("the new part = %+v, want the IDs of %+v and cut %s", part, first, cut)
+		if part.ID != first.ID || !slices.Equal(ids(part.Group), ids(first.Group)) || part.AttemptID != attemptID {
+			p.Errorf("the new part = %+v, want the IDs of %+v and attempt ID %s", part, first, attemptID)
 		}
-		p.keeps(part.Snapshots[1], cut)
+		p.keeps(part.Snapshots[1], attemptID)
 		p.notDiscarded(part, "another", backend.ErrPrecondition)
 		p.notDiscarded(part, "", backend.ErrPrecondition)
 		for range 2 {
-			p.discard(part.ID, cut)
+			p.discard(part.ID, attemptID)
 		}
 		p.wantNoPart(part.ID)
 		p.wantNoGroup(part.ID)
 		nothingLeft()
 	}
 	part := p.part(partOptions("last", sources...))
-	p.leavesNothing("SettlePart with another cut", func() error {
-		return p.SettlePart(context.Background(), part.ID, "another")
+	p.leavesNothing("CommitPart with another attempt ID", func() error {
+		return p.CommitPart(context.Background(), part.ID, "another")
 	}, backend.ErrPrecondition)
 	p.wantPart(part)
-	p.settle(&part)
-	for _, cut := range []string{"another", part.Cut} {
-		p.notDiscarded(part, cut, backend.ErrPrecondition)
+	p.commitPart(&part)
+	for _, attemptID := range []string{"another", part.AttemptID} {
+		p.notDiscarded(part, attemptID, backend.ErrPrecondition)
 	}
-	p.leavesNothing("SettlePart with another cut", func() error {
-		return p.SettlePart(context.Background(), part.ID, "another")
+	p.leavesNothing("CommitPart with another attempt ID", func() error {
+		return p.CommitPart(context.Background(), part.ID, "another")
 	}, backend.ErrPrecondition)
 	p.wantPart(part)
 }
@@ -306,19 +310,19 @@ func partStays(s *subject) {
 	p := parting(s)
 	sources := p.two()
 	p.write(sources[0], "one")
-	o := partOptions("cut-1", sources...)
+	o := partOptions("attempt-1", sources...)
 	part := p.part(o)
 	p.reopen()
 	p.wantPart(part)
-	p.settle(&part)
+	p.commitPart(&part)
 	p.reopen()
 	p.wantPart(part)
 	for _, id := range sources {
 		p.delete(id)
 	}
 	p.found(o, part)
-	p.settle(&part)
-	p.notDiscarded(part, part.Cut, backend.ErrPrecondition)
+	p.commitPart(&part)
+	p.notDiscarded(part, part.AttemptID, backend.ErrPrecondition)
 	i := slices.IndexFunc(part.Snapshots, func(s backend.Snapshot) bool { return s.Source == sources[0] })
 	restored := p.restore("restored", part.Snapshots[i].ID)
 	p.dropGroup(part.ID)
@@ -332,10 +336,10 @@ func partConflicts(s *subject) {
 	sources := p.two()
 	one, two := sources[0], sources[1]
 	three := p.create(p.request("pvc-3")).ID
-	o := partOptions("cut-1", one, two)
+	o := partOptions("attempt-1", one, two)
 	part := p.part(o)
 	for _, other := range [][]string{{one}, {one, three}, {one, two, three}} {
-		p.refusedPart(partOptions("cut-1", other...), backend.ErrExists)
+		p.refusedPart(partOptions("attempt-1", other...), backend.ErrExists)
 	}
 	of := o
 	of.All = slices.Sorted(slices.Values(sources)) // without the volume elsewhere
@@ -344,8 +348,8 @@ func partConflicts(s *subject) {
 	of.Sources = sources[:1]
 	p.refusedPart(of, backend.ErrExists)
 	for name, bad := range map[string]func(o *backend.PartOptions){
-		"no cut":               func(o *backend.PartOptions) { o.Cut = "" },
-		"a long cut":           func(o *backend.PartOptions) { o.Cut = strings.Repeat("x", 65) },
+		"no attempt ID":        func(o *backend.PartOptions) { o.AttemptID = "" },
+		"a long attempt ID":    func(o *backend.PartOptions) { o.AttemptID = strings.Repeat("x", 65) },
 		"no volumes":           func(o *backend.PartOptions) { o.Sources = nil },
 		"no volumes of all":    func(o *backend.PartOptions) { o.All = nil },
 		"out of order":         func(o *backend.PartOptions) { slices.Reverse(o.All) },
@@ -357,7 +361,7 @@ func partConflicts(s *subject) {
 		},
 	} {
 		for _, group := range []string{"group-1", "group-2"} {
-			o := partOptions("cut-1", one, two)
+			o := partOptions("attempt-1", one, two)
 			o.Name = group
 			bad(&o)
 			if err := p.refusedPart(o, backend.ErrInvalid); name == "a parameter" &&
@@ -367,12 +371,12 @@ func partConflicts(s *subject) {
 		}
 	}
 	for _, id := range append(unusual(one), one+"\x00", strings.Repeat("x", 4096), part.Snapshots[0].ID) {
-		o := partOptions("cut-1", one, id)
+		o := partOptions("attempt-1", one, id)
 		o.Name = "group-2"
 		p.refusedPart(o, backend.ErrNotFound)
 	}
 	p.wantPart(part)
-	o = partOptions(strings.Repeat("x", 64), one, two) // the longest cut, and a group without other parts
+	o = partOptions(strings.Repeat("x", 64), one, two) // the longest attempt ID, and a group without other parts
 	o.Name, o.All = "group-2", slices.Sorted(slices.Values(sources))
 	p.wantPart(p.part(o))
 }
@@ -380,13 +384,13 @@ func partConflicts(s *subject) {
 func untrustedParts(s *subject) {
 	p := parting(s)
 	sources := p.two()
-	whole, part := p.group("group-1", sources...), p.part(partOptions("cut-1", sources...))
+	whole, part := p.group("group-1", sources...), p.part(partOptions("attempt-1", sources...))
 	id := part.ID
 	for _, bad := range append(unusual(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat("x", 4096),
 		sources[0], part.Snapshots[0].ID, whole.ID) {
 		p.wantNoPart(bad)
-		for _, cut := range []string{"cut-1", ""} {
-			p.discard(bad, cut)
+		for _, attemptID := range []string{"attempt-1", ""} {
+			p.discard(bad, attemptID)
 		}
 	}
 	p.wantGroup(whole)
@@ -400,14 +404,15 @@ func partInTheMaking(s *subject) {
 	p := parting(s)
 	sources := p.two()
 	three := p.create(p.request("pvc-3")).ID
-	o := partOptions("cut-1", sources...)
+	o := partOptions("attempt-1", sources...)
 	id := p.part(o).ID
-	p.discard(id, "cut-1")
+	p.discard(id, "attempt-1")
 	asked := 0
 	look := func(context.Context) error {
 		asked++
 		for _, again := range []backend.PartOptions{
-			o, partOptions("cut-2", sources...), partOptions("cut-1", three), partOptions("cut-1", sources[0]),
+			o, partOptions("attempt-2", sources...), partOptions("attempt-1", three),
+			partOptions("attempt-1", sources[0]),
 		} {
 			p.refusedPart(again, backend.ErrBusy)
 		}
@@ -418,7 +423,7 @@ func partInTheMaking(s *subject) {
 		p.wantNoPart(id)
 		p.wantNoGroup(id)
 		for name, call := range map[string]func() error{
-			"DiscardPart": func() error { return p.DiscardPart(context.Background(), id, "cut-1") },
+			"DiscardPart": func() error { return p.DiscardPart(context.Background(), id, "attempt-1") },
 			"DeleteGroup": func() error { return p.DeleteGroup(context.Background(), id, nil, nil) },
 		} {
 			p.leavesNothing(name, call, backend.ErrInUse)
@@ -435,7 +440,7 @@ func partInTheMaking(s *subject) {
 	}
 }
 
-// partsConcurrently creates the same part in several goroutines, each with its own cut.
+// partsConcurrently creates the same part in several goroutines, each with its own attemptID.
 func partsConcurrently(s *subject) {
 	p := parting(s)
 	sources := p.two()
@@ -446,7 +451,7 @@ func partsConcurrently(s *subject) {
 		got := make([]backend.Part, 6)
 		for i := range got {
 			wg.Go(func() {
-				o := partOptions(fmt.Sprint("cut-", i), sources...)
+				o := partOptions(fmt.Sprint("attempt-", i), sources...)
 				o.Durable = func(context.Context) error { made.Add(1); return nil }
 				var err error
 				if got[i], err = retry(p, func() (backend.Part, error) {
@@ -464,37 +469,37 @@ func partsConcurrently(s *subject) {
 			}
 		}
 		p.wantPart(got[0])
-		p.discard(got[0].ID, got[0].Cut)
+		p.discard(got[0].ID, got[0].AttemptID)
 		nothingLeft()
 	}
 }
 
-// partRaces settles and discards a part at the same time: exactly one call must succeed.
+// partRaces commits and discards a part at the same time: exactly one call must succeed.
 func partRaces(s *subject) {
 	p := parting(s)
 	sources := p.two()
 	nothingLeft := p.nothingLeft()
 	call := func(err *error, call func(context.Context, string, string) error, part backend.Part) func() {
 		return func() {
-			_, *err = retry(p, func() (any, error) { return nil, call(context.Background(), part.ID, part.Cut) })
+			_, *err = retry(p, func() (any, error) { return nil, call(context.Background(), part.ID, part.AttemptID) })
 		}
 	}
 	for i := range 16 {
-		part := p.part(partOptions(fmt.Sprint("cut-", i), sources...))
-		var settled, discarded error
+		part := p.part(partOptions(fmt.Sprint("attempt-", i), sources...))
+		var committed, discarded error
 		var wg sync.WaitGroup
-		wg.Go(call(&settled, p.SettlePart, part))
+		wg.Go(call(&committed, p.CommitPart, part))
 		wg.Go(call(&discarded, p.DiscardPart, part))
 		wg.Wait()
 		switch {
-		case settled == nil && errors.Is(discarded, backend.ErrPrecondition):
-			part.Settled = true
+		case committed == nil && errors.Is(discarded, backend.ErrPrecondition):
+			part.Committed = true
 			p.wantPart(part)
 			p.dropGroup(part.ID)
-		case errors.Is(settled, backend.ErrNotFound) && discarded == nil:
+		case errors.Is(committed, backend.ErrNotFound) && discarded == nil:
 			p.wantNoPart(part.ID)
 		default:
-			p.Errorf("SettlePart = %v, DiscardPart = %v, want success of a single call", settled, discarded)
+			p.Errorf("CommitPart = %v, DiscardPart = %v, want success of a single call", committed, discarded)
 		}
 		nothingLeft()
 	}
@@ -508,10 +513,10 @@ func partRestored(s *subject) {
 	}
 	nothingLeft := p.nothingLeft()
 	for i := range 8 {
-		part := p.part(partOptions("cut-1", sources...))
+		part := p.part(partOptions("attempt-1", sources...))
 		made, ok := race(p, func() (backend.Volume, error) {
 			return p.Restore(context.Background(), part.Snapshots[i%2].ID, p.request(fmt.Sprint("restored-", i)))
-		}, func() error { return p.DiscardPart(context.Background(), part.ID, part.Cut) })
+		}, func() error { return p.DiscardPart(context.Background(), part.ID, part.AttemptID) })
 		if ok {
 			p.holds(made.ID, "one")
 			p.delete(made.ID)

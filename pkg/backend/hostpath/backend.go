@@ -11,6 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -18,14 +19,14 @@ import (
 // Config configures a Backend. All fields except Init, Adopt, Lost, Kinds, TrimInterval, Report and
 // Warn are required.
 type Config struct {
-	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
-	Node    string // name of this node
-	Seen    string // a file outside Root that records which root was served, in a directory that exists
-	Release string // of the driver, for operators who read identity.json
-	Init    bool   // take Root if it is empty and Seen records no root: a first start
-	Adopt   bool   // take Root even if Seen records another root, or Root is that of another node
-	// Lost are the UUIDs of roots that never come back. A record of such a root in Seen does not
-	// count. The backend rejects such a root if it is found again, because its next loss would not
+	Root       string // absolute path of an existing directory; best the top of a filesystem of its own
+	Node       string // name of this node
+	RootRecord string // a file outside Root that records which root was served, in a directory that exists
+	Release    string // of the driver, for operators who read identity.json
+	Init       bool   // take Root if it is empty and RootRecord records no root: a first start
+	Adopt      bool   // take Root even if RootRecord records another root, or Root is that of another node
+	// Lost are the UUIDs of roots that never come back. A record of such a root in RootRecord
+	// does not count. The backend rejects such a root if it is found again, because its next loss would not
 	// be noticed.
 	Lost []string
 	// WindowsImageClone permits the restoring and cloning of images on Windows, where the copy has
@@ -154,7 +155,7 @@ func (b *Backend) group(id string) (*group, error) {
 func (b *Backend) part(id string) (*group, error) {
 	g, err := b.group(id)
 	if err == nil {
-		err = g.of(g.Cut)
+		err = g.checkAttempt(g.AttemptID)
 	}
 	return g, err
 }
@@ -162,13 +163,13 @@ func (b *Backend) part(id string) (*group, error) {
 // runOrJoin is jobs.RunOrJoin. Errors: ErrBusy, ErrExists, ErrUnavailable, those of run and of ctx.
 func (b *Backend) runOrJoin(ctx context.Context, id, description string, sources []string,
 	run func(ctx context.Context, job *jobs.Job) error) error {
-	return jobError(b.jobs.RunOrJoin(ctx, id, description, sources, run))
+	return joberrors.Classify(b.jobs.RunOrJoin(ctx, id, description, sources, run))
 }
 
 // exclusive is jobs.Exclusive. Errors: ErrInUse, ErrBusy.
 func (b *Backend) exclusive(ids ...string) (release func(), err error) {
 	release, err = b.jobs.Exclusive(ids...)
-	return release, jobError(err)
+	return release, joberrors.Classify(err)
 }
 
 // reserve reserves size bytes, or returns ErrExhausted.

@@ -68,7 +68,7 @@ func BenchmarkOpen(b *testing.B) {
 func openForBench(b *testing.B) *Backend {
 	dir := b.TempDir()
 	fake := mountertest.NewFake(dir)
-	cfg := Config{Root: filepath.Join(dir, "root"), Node: "node-1", Seen: filepath.Join(dir, "seen.json"),
+	cfg := Config{Root: filepath.Join(dir, "root"), Node: "node-1", RootRecord: filepath.Join(dir, "seen.json"),
 		Release: "test", Init: true,
 		Images: fake}
 	if err := os.Mkdir(cfg.Root, 0o700); err != nil {

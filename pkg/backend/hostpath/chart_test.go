@@ -21,8 +21,8 @@ type schema struct {
 	Enum       []any              `json:"enum"`
 }
 
-// at returns the schema of a path of properties. "*" stands for any name.
-func (s *schema) at(t *testing.T, path ...string) *schema {
+// property returns the schema of a path of properties. "*" stands for any name.
+func (s *schema) property(t *testing.T, path ...string) *schema {
 	t.Helper()
 	for _, name := range path {
 		next := s.Properties[name]
@@ -78,7 +78,7 @@ func TestChartSchemaHasTheDriversParameters(t *testing.T) {
 	if err := json.Unmarshal(text, root); err != nil {
 		t.Fatal(err)
 	}
-	mutable := slices.Collect(maps.Keys(knownParameters))
+	mutable := slices.Collect(maps.Keys(knownMutable))
 	class := func(key, value string) error {
 		k := image
 		if key == enforceKey {
@@ -107,7 +107,7 @@ func TestChartSchemaHasTheDriversParameters(t *testing.T) {
 			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			found := root.at(t, append([]string{"hostpath"}, c.path...)...).Properties
+			found := root.property(t, append([]string{"hostpath"}, c.path...)...).Properties
 			if got, want := slices.Sorted(maps.Keys(found)), slices.Sorted(slices.Values(c.keys)); !slices.Equal(got,
 				want) {
 				t.Errorf("the chart has %q, want %q", got, want)

@@ -122,7 +122,7 @@ func (v *volume) checkLimit() error {
 // record.
 func (s mutableParameters) check(field string, k kind) error {
 	for key, value := range s {
-		known, ok := knownParameters[key]
+		known, ok := knownMutable[key]
 		switch {
 		case !ok:
 			return damaged("%s: unknown setting %.64q", field, key)
@@ -274,7 +274,7 @@ func (g *group) checkPart(id volumeid.ID) error {
 	switch {
 	case g.isPart() != part:
 		return damaged("id and cut: a group has a cut if, and only if, it spans several nodes")
-	case !part && (g.Settled || len(g.All) > 0):
+	case !part && (g.Committed || len(g.All) > 0):
 		return damaged("id, settled and all: only a group that spans several nodes has settled or all")
 	}
 	for i, volume := range g.All {

@@ -58,7 +58,7 @@ func goodPart() *group {
 	all := []string{someVolume, otherVolume, "another node's"}
 	slices.Sort(all)
 	return &group{ID: somePart, Name: "group-1", Created: someTime, Members: memberOf(somePart, someVolume), All: all,
-		Cut: "cut"}
+		AttemptID: "cut"}
 }
 
 // with returns a copy of an object after change has changed the copy.
@@ -119,7 +119,7 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 		}).check(someSnapshot),
 		"group":        goodGroup().check(someGroup),
 		"part":         goodPart().check(somePart),
-		"settled part": with(goodPart(), func(g *group) { g.Settled = true }).check(somePart),
+		"settled part": with(goodPart(), func(g *group) { g.Committed = true }).check(somePart),
 		"group of the first release with groups": with(goodGroup(), func(g *group) {
 			id := volumeid.New(volumeid.Snapshot, "node-1", someGroup+" "+someVolume)
 			g.Members = []member{{ID: id, Source: someVolume, Incomplete: "staging/" + id + "-abcdef2345"}}
@@ -248,9 +248,9 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 			ofGroup(goodGroup(), func(g *group) { g.Members[0].Incomplete = "volumes/" + someVolume }),
 			ofGroup(goodGroup(), func(g *group) { g.Members[0].Incomplete += "/../x" }),
 			ofGroup(goodGroup(), func(g *group) { g.Members = memberOf(somePart, someVolume) })},
-		"id and cut": {ofGroup(goodGroup(), func(g *group) { g.Cut = "x" }),
-			ofGroup(goodPart(), func(g *group) { g.Cut = "" })},
-		"id, settled and all": {ofGroup(goodGroup(), func(g *group) { g.Settled = true }),
+		"id and cut": {ofGroup(goodGroup(), func(g *group) { g.AttemptID = "x" }),
+			ofGroup(goodPart(), func(g *group) { g.AttemptID = "" })},
+		"id, settled and all": {ofGroup(goodGroup(), func(g *group) { g.Committed = true }),
 			ofGroup(goodGroup(), func(g *group) { g.All = []string{someVolume, otherVolume} })},
 		"all": {ofGroup(goodPart(), func(g *group) { slices.Reverse(g.All) }),
 			ofGroup(goodPart(), func(g *group) { g.All = slices.Insert(g.All, 1, g.All[0]) })},

@@ -19,8 +19,9 @@ type content struct {
 	Sector int    `json:"sector,omitempty"` // of an image, in bytes
 }
 
-// fixedParameters are the parameters of a StorageClass that cannot change. The parameters that can
-// change are knownParameters.
+// fixedParameters are the parameters of a StorageClass that cannot change. A volume does not store
+// consistencyKey: it is for the copy that makes the volume. knownMutable has the parameters that can
+// change.
 var fixedParameters = []string{kindKey, consistencyKey}
 
 // planContent returns the content of a new volume. from is the content of its source, or nil.
@@ -33,7 +34,7 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 		c.Kind = kind(value)
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
-		if _, ok := knownParameters[key]; !ok && !slices.Contains(fixedParameters, key) {
+		if _, ok := knownMutable[key]; !ok && !slices.Contains(fixedParameters, key) {
 			return c, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 		}
 	}

@@ -100,7 +100,7 @@ func (c copying) image(ctx context.Context, incomplete *beneath.Dir) (got copied
 	if c.live == "" || plain(c.store.images) {
 		return c.imageFile(ctx, incomplete)
 	}
-	defer c.jobs.Hold(c.live)()
+	defer c.jobs.BlockWrites(c.live)()
 	err = c.store.images.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, detachedLimit,
 		func(ctx context.Context) (err error) { got, err = c.imageFile(ctx, incomplete); return err })
 	if errors.Is(err, mounter.ErrBusy) {
@@ -284,7 +284,7 @@ func (c copying) explain(err error) error {
 
 // copyUnmounted copies an image without writers, and verifies that there were none.
 func (c copying) copyUnmounted(ctx context.Context, src, dst *os.File) (copier.How, error) {
-	defer c.jobs.Hold(c.live)()
+	defer c.jobs.BlockWrites(c.live)()
 	before, err := c.quiet(src)
 	if err != nil {
 		return copier.Copied, err

@@ -26,7 +26,7 @@ import (
 // have quotas; the error of the context.
 func (s *root) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, err error) {
 	m, why = s.mechanism(ctx)
-	switch wanted := v.set(enforceKey); {
+	switch wanted := v.value(enforceKey); {
 	case ctx.Err() != nil:
 		return m, why, ctx.Err()
 	case why != nil && wanted == required:
@@ -83,7 +83,7 @@ func (b *Backend) makeMarked(m quota.Mechanism, incomplete *beneath.Dir, v *volu
 
 // enforce sets the limit of v's directory, in dir. why is the reason if there can be no limit.
 func (b *Backend) enforce(dir *beneath.Dir, v *volume, why error) error {
-	v.Enforced = why == nil && v.Mark != nil && v.set(enforceKey) != off
+	v.Enforced = why == nil && v.Mark != nil && v.value(enforceKey) != off
 	if !v.Enforced {
 		return nil
 	}
@@ -106,7 +106,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 		return err
 	}
 	defer dir.Close()
-	switch wanted := v.set(enforceKey); {
+	switch wanted := v.value(enforceKey); {
 	case wanted == required && why != nil:
 		return fmt.Errorf("%w: %w", backend.ErrInvalid, why)
 	case wanted != off && why == nil:
@@ -127,7 +127,7 @@ func (b *Backend) raise(ctx context.Context, s *root, v *volume) error {
 		return nil
 	}
 	if _, why := s.mechanism(ctx); why != nil {
-		if v.set(enforceKey) == required {
+		if v.value(enforceKey) == required {
 			return fmt.Errorf("%w: %w", backend.ErrUnavailable, why)
 		}
 		return nil
@@ -179,7 +179,7 @@ func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 		}
 		return condition(backend.Degraded, "SizeNotEnforced", "the size of the directory is no longer enforced: %v",
 			err)
-	case v.set(enforceKey) == preferred && (class || mutable): // reported only if the volume asks for a limit
+	case v.value(enforceKey) == preferred && (class || mutable): // reported only if the volume asks for a limit
 		return condition(backend.Degraded, "SizeNotEnforced", "the size of the directory cannot be enforced: %s",
 			"mount the root with project quotas, or enable the quotas of btrfs, and create the volume again")
 	}

@@ -9,29 +9,12 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 )
 
 // found gives the error of a lookup its class.
 func found(err error) error {
 	if none := (*catalog.NotFound)(nil); errors.As(err, &none) {
 		return fmt.Errorf("%w: %w", backend.ErrNotFound, err)
-	}
-	return err
-}
-
-// conflicts are the classes of conflicts of jobs.
-var conflicts = map[jobs.Reason]error{jobs.Busy: backend.ErrBusy, jobs.Differs: backend.ErrExists,
-	jobs.InUse: backend.ErrInUse}
-
-// jobError gives an error of package jobs its class.
-func jobError(err error) error {
-	c := (*jobs.Conflict)(nil)
-	switch {
-	case errors.As(err, &c):
-		return fmt.Errorf("%w: %w", conflicts[c.Reason], err)
-	case errors.Is(err, jobs.ErrStopped):
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	}
 	return err
 }

@@ -39,13 +39,13 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	crashpoint.Reached("expand:grown")
 	if err := s.Rewrite(volumesDir, v.ID, volumeFormat, &larger); err != nil {
 		if v.Kind == image { // the file has this size durably, and the next start reads it
-			b.keep(&larger, larger.Size-v.Size)
+			b.addToCatalog(&larger, larger.Size-v.Size)
 		} else {
 			b.catalog.Release(larger.Size - v.Size)
 		}
 		return 0, false, infeasible(err)
 	}
-	b.keep(&larger, larger.Size-v.Size)
+	b.addToCatalog(&larger, larger.Size-v.Size)
 	return larger.Size, node, nil
 }
 

@@ -167,7 +167,7 @@ func newGarden(f *testing.F) *garden {
 	}
 	fake := mountertest.NewFake(dir)
 	g := &garden{cfg: Config{
-		Root: filepath.Join(dir, "root"), Node: "node-1", Seen: filepath.Join(dir, "seen"), Release: "test", Init: true,
+		Root: filepath.Join(dir, "root"), Node: "node-1", RootRecord: filepath.Join(dir, "seen"), Release: "test", Init: true,
 		Images: fake,
 	}}
 	if err := os.Mkdir(g.cfg.Root, 0o700); err != nil {
@@ -379,8 +379,8 @@ func exercise(b *Backend, id string) {
 	_ = b.Delta(ctx, id, id, 0, nil, func(int64, int64) error { return nil })
 	_, _ = b.GetGroup(ctx, id, nil, nil)
 	if part, err := b.GetPart(ctx, id); err == nil {
-		_ = b.SettlePart(ctx, id, part.Cut)
-		_ = b.DiscardPart(ctx, id, part.Cut)
+		_ = b.CommitPart(ctx, id, part.AttemptID)
+		_ = b.DiscardPart(ctx, id, part.AttemptID)
 	}
 	_, _, _ = b.Expand(ctx, id, backend.ExpandOptions{Required: 1 << 24})
 	for _, wanted := range []string{off, required, preferred} {

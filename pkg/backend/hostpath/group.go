@@ -30,7 +30,7 @@ import (
 // written to.
 func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
 	g, err := b.makeGroup(o, &group{ID: volumeid.New(volumeid.Group, b.cfg.Node, o.Name), Name: o.Name},
-		func(t *taking) error {
+		func(t *groupJob) error {
 			description := "volumes " + strings.Join(t.sources, ", ")
 			return b.runOrJoin(ctx, t.group.ID, description, t.sources,
 				func(ctx context.Context, _ *jobs.Job) error { return t.run(ctx) })
@@ -43,7 +43,7 @@ func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (ba
 
 // makeGroup finds the group with the ID of g, or makes it. g has no members yet. begin runs the job
 // t.
-func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taking) error) (*group, error) {
+func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *groupJob) error) (*group, error) {
 	s, err := b.ready()
 	if err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taki
 		return nil, fmt.Errorf("%w: unknown parameters %.64q: a VolumeGroupSnapshotClass has no parameters",
 			backend.ErrInvalid, slices.Sorted(maps.Keys(o.Parameters)))
 	}
-	t := &taking{Backend: b, store: s, group: g, sources: slices.Sorted(slices.Values(o.Sources))}
+	t := &groupJob{Backend: b, store: s, group: g, sources: slices.Sorted(slices.Values(o.Sources))}
 	t.claim = fair.Request{Kind: kindGroup, Tenant: o.Namespace, Volume: g.ID}
 	switch old, err := b.group(g.ID); {
 	case err == nil:
@@ -96,8 +96,8 @@ func (b *Backend) groupable(s *root, ids []string) (volumes []*volume, err error
 	return volumes, nil
 }
 
-// taking is the creation of a group, or of a part of a group.
-type taking struct {
+// groupJob is the creation of a group, or of a part of a group.
+type groupJob struct {
 	*Backend
 	store     *root
 	group     *group
@@ -113,7 +113,7 @@ type taking struct {
 }
 
 // run makes the group of its volumes, and adds it to the catalog.
-func (t *taking) run(ctx context.Context) (err error) {
+func (t *groupJob) run(ctx context.Context) (err error) {
 	if old, err := t.Backend.group(t.group.ID); err == nil { // made just before this job began
 		return old.fits(t.sources, t.group.All)
 	}
@@ -165,7 +165,7 @@ func callHook(ctx context.Context, hook func(context.Context) error) error {
 }
 
 // open makes the directory of the member for v, in staging/, and an empty image in it.
-func (t *taking) open(v *volume) error {
+func (t *groupJob) open(v *volume) error {
 	n := &snapshot{
 		ID: volumeid.New(volumeid.Snapshot, t.cfg.Node,
 			nameOfMember(t.group.ID, v.ID)), Name: v.ID, Source: v.ID, Accept: frozen,
@@ -192,7 +192,7 @@ func (t *taking) open(v *volume) error {
 }
 
 // copyAll makes all copies at a point in time.
-func (t *taking) copyAll(ctx context.Context) error {
+func (t *groupJob) copyAll(ctx context.Context) error {
 	defer t.traffic.pause()()
 	crashpoint.Reached("group:prepared")
 	var refused error // an error of the caller's hook, returned unchanged
@@ -229,7 +229,7 @@ func (t *taking) copyAll(ctx context.Context) error {
 
 // record makes the copies durable, with a record beside each. Until the commit, a crash leaves them
 // to the sweep of the next start.
-func (t *taking) record() error {
+func (t *groupJob) record() error {
 	for i, n := range t.snapshots {
 		dst := t.files[i][1]
 		if err := dst.Sync(); err != nil {
@@ -258,9 +258,9 @@ func (t *taking) record() error {
 }
 
 // commit writes the record of the group, and with it the group and all members exist.
-func (t *taking) commit(ctx context.Context) error {
+func (t *groupJob) commit(ctx context.Context) error {
 	slices.SortFunc(t.group.Members, func(a, b member) int { return strings.Compare(a.ID, b.ID) })
-	err := t.store.make(ctx, groupsDir, t.group.ID, func(incomplete *beneath.Dir) error {
+	err := t.store.makeObject(ctx, groupsDir, t.group.ID, func(incomplete *beneath.Dir) error {
 		return store.WriteRecord(incomplete, t.group.format(), t.group)
 	})
 	if err != nil {
@@ -285,7 +285,7 @@ func (s *root) finish(g *group) error {
 	return nil
 }
 
-func (t *taking) close() error {
+func (t *groupJob) close() error {
 	var failed error
 	for _, f := range t.files {
 		for _, file := range f {
@@ -299,7 +299,7 @@ func (t *taking) close() error {
 }
 
 // undo removes the incomplete members after the error why.
-func (t *taking) undo(why error) error {
+func (t *groupJob) undo(why error) error {
 	failed := t.close()
 	t.catalog.Release(t.reserved)
 	for _, m := range t.group.Members {

@@ -179,7 +179,7 @@ func (b *Backend) openOnce() (*root, error) {
 // openRoot opens the root. Errors: ErrUnavailable.
 func openRoot(cfg Config) (*root, error) {
 	s, err := store.Open(store.Config{
-		Root: cfg.Root, Node: cfg.Node, Seen: cfg.Seen, Release: cfg.Release,
+		Root: cfg.Root, Node: cfg.Node, RootRecord: cfg.RootRecord, Release: cfg.Release,
 		Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost, ImageExt: cfg.Images.ImageExt(),
 	})
 	if err != nil {

@@ -121,12 +121,12 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	}
 	fake := mountertest.NewFake(dir)
 	w := &world{T: t, cfg: Config{
-		Root:    filepath.Join(dir, "root"),
-		Node:    "node-1",
-		Seen:    filepath.Join(dir, "seen.json"),
-		Release: "test",
-		Init:    true,
-		Images:  fake,
+		Root:       filepath.Join(dir, "root"),
+		Node:       "node-1",
+		RootRecord: filepath.Join(dir, "seen.json"),
+		Release:    "test",
+		Init:       true,
+		Images:     fake,
 	}}
 	if err := os.Mkdir(w.cfg.Root, 0o700); err != nil {
 		t.Fatal(err)
@@ -400,14 +400,14 @@ func TestAMissingRecordIsReportedAtOnce(t *testing.T) {
 func TestTheRootsIdentity(t *testing.T) {
 	other := func(c *Config) { c.Root += "2" }
 	adopt := func(c *Config) { c.Adopt = true }
-	elsewhere := func(c *Config) { c.Seen += ".other" }
+	elsewhere := func(c *Config) { c.RootRecord += ".other" }
 	for name, tc := range map[string]struct {
 		prepare func(w *world) // after a first start, with one volume
 		change  func(*Config)
 		refused string // "" if the root is served
 	}{
 		"the same again":     {func(*world) {}, nil, ""},
-		"the memory is lost": {func(w *world) { os.Remove(w.cfg.Seen) }, nil, ""},
+		"the memory is lost": {func(w *world) { os.Remove(w.cfg.RootRecord) }, nil, ""},
 		"an empty disk instead of a filled disk": {func(w *world) {
 			os.Rename(w.cfg.Root, w.cfg.Root+".away")
 			os.Mkdir(w.cfg.Root, 0o700)
@@ -415,7 +415,7 @@ func TestTheRootsIdentity(t *testing.T) {
 		"an empty disk and nothing remembered": {func(w *world) {
 			os.Rename(w.cfg.Root, w.cfg.Root+".away")
 			os.Mkdir(w.cfg.Root, 0o700)
-			os.Remove(w.cfg.Seen)
+			os.Remove(w.cfg.RootRecord)
 		}, func(c *Config) { c.Init = false }, "--init-root"},
 		"the same again without --init-root": {func(*world) {}, func(c *Config) { c.Init = false }, ""},
 		"another disk": {func(w *world) {
@@ -425,24 +425,24 @@ func TestTheRootsIdentity(t *testing.T) {
 		"another node's disk": {func(*world) {}, func(c *Config) { c.Node = "node-2" }, `belongs to node "node-1"`},
 		"no identity and files": {func(w *world) {
 			os.Remove(w.path(identityFile))
-			os.Remove(w.cfg.Seen)
+			os.Remove(w.cfg.RootRecord)
 		}, nil, "is not empty"},
 		"no identity and the volumes": {func(w *world) { os.Remove(w.path(identityFile)) }, nil,
 			"is not empty: it contains \"groups\", and "},
 		"no identity and the volumes of a lost root": {func(w *world) { os.Remove(w.path(identityFile)) },
 			func(c *Config) {
-				seen, _ := os.ReadFile(c.Seen)
+				seen, _ := os.ReadFile(c.RootRecord)
 				c.Lost = regexp.MustCompile(`[0-9a-f-]{36}`).FindAllString(string(seen), 1)
 			}, "delete nothing: to serve the root"},
 		"the identity restored from its copy": {func(w *world) {
 			os.Remove(w.path(identityFile))
-			seen, _ := os.ReadFile(w.cfg.Seen)
+			seen, _ := os.ReadFile(w.cfg.RootRecord)
 			os.WriteFile(w.path(identityFile), seen, 0o600)
 		}, nil, ""},
 		"a torn identity": {func(w *world) { os.WriteFile(w.path(identityFile), []byte("{"), 0o600) }, adopt,
 			"damaged"},
 		"an identity without a UUID": {func(w *world) { nameless(w, w.path(identityFile)) }, adopt, "invalid uuid"},
-		"a memory without a UUID":    {func(w *world) { nameless(w, w.cfg.Seen) }, adopt, "invalid uuid"},
+		"a memory without a UUID":    {func(w *world) { nameless(w, w.cfg.RootRecord) }, adopt, "invalid uuid"},
 		"an identity of a newer release": {func(w *world) {
 			os.WriteFile(w.path(identityFile), []byte(`{"version":9}`), 0o600)
 		}, adopt, "newer"},
@@ -493,7 +493,7 @@ func TestAdoptRootServesTheRootOfAnotherNode(t *testing.T) {
 func TestAnAdoptedRootIsNotLostOnItsNewNode(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
-	onNode2 := func(c *Config) { c.Node, c.Seen = "node-2", c.Seen+".2" }
+	onNode2 := func(c *Config) { c.Node, c.RootRecord = "node-2", c.RootRecord+".2" }
 	w.open(onNode2, func(c *Config) { c.Adopt = true }).Close()
 	empty := func(c *Config) { c.Root += ".new" }
 	if err := os.Mkdir(w.cfg.Root+".new", 0o700); err != nil {
@@ -801,7 +801,7 @@ func FuzzCreate(f *testing.F) {
 	f.Add("..", "kind", "image", int64(-1), int64(1))
 	f.Add("a/b\x00", "", "", int64(1<<62), int64(1<<62))
 	dir := f.TempDir()
-	b, err := New(Config{Root: dir, Node: "n", Init: true, Seen: filepath.Join(f.TempDir(), "seen"),
+	b, err := New(Config{Root: dir, Node: "n", Init: true, RootRecord: filepath.Join(f.TempDir(), "seen"),
 		Images: mountertest.NewFake(dir)})
 	if err != nil {
 		f.Fatal(err)

@@ -71,7 +71,7 @@ func (s *root) checkVolume(v *volume, dir string) error {
 func (s *root) finishAll(groups []*group, broken map[string]error) (finished []*group) {
 	for _, g := range groups {
 		err := s.finish(g)
-		if g.Settled { // its record was renamed, too: see load
+		if g.Committed { // its record was renamed, too: see load
 			err = errors.Join(err, s.Sync(path.Join(groupsDir, g.ID)))
 		}
 		if err != nil {

@@ -45,7 +45,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 	maps.Copy(next.Mutable, changes)
 	defer b.traffic.begin()()
 	if !maps.Equal(next.Mutable, v.Mutable) {
-		if next.set(enforceKey) != v.set(enforceKey) {
+		if next.value(enforceKey) != v.value(enforceKey) {
 			if err := b.enforceAnew(ctx, s, &next); err != nil {
 				return err
 			}

@@ -115,22 +115,22 @@ func (v *volume) context() map[string]string {
 	return nil
 }
 
-// set returns the current value of a setting of v.
-func (v *volume) set(key string) string {
+// value returns the current value of a setting of v.
+func (v *volume) value(key string) string {
 	for _, s := range []mutableParameters{v.Mutable, v.Class} {
 		if value, ok := s[key]; ok {
 			return value
 		}
 	}
-	return knownParameters[key].standard
+	return knownMutable[key].standard
 }
 
 // mutableOf returns the current values of all parameters of a volume.
 func mutableOf(v *volume) map[string]string {
 	all := map[string]string{}
-	for key, known := range knownParameters {
+	for key, known := range knownMutable {
 		if v.Kind == image || !known.images {
-			all[key] = v.set(key)
+			all[key] = v.value(key)
 		}
 	}
 	return all
@@ -138,7 +138,7 @@ func mutableOf(v *volume) map[string]string {
 
 // bytes returns a setting that is a number of bytes, 0 if it is not set.
 func (v *volume) bytes(key string) int64 {
-	n, _ := strconv.ParseInt(v.set(key), 10, 64) // the value was validated when it was set
+	n, _ := strconv.ParseInt(v.value(key), 10, 64) // the value was validated when it was set
 	return n
 }
 
@@ -174,8 +174,8 @@ func (v *volume) fits(want *volume, o backend.CreateOptions) error {
 		return fmt.Errorf("%w: the volume was created with %v", backend.ErrExists, v.Class)
 	}
 	for _, key := range slices.Sorted(maps.Keys(want.Mutable)) { // other parameters may have changed since
-		if value := want.Mutable[key]; v.set(key) != value {
-			return fmt.Errorf("%w: the volume's %s is %q, not %q", backend.ErrExists, key, v.set(key), value)
+		if value := want.Mutable[key]; v.value(key) != value {
+			return fmt.Errorf("%w: the volume's %s is %q, not %q", backend.ErrExists, key, v.value(key), value)
 		}
 	}
 	return nil
@@ -187,7 +187,7 @@ func (v *volume) mount(data string, a backend.Access) (mounter.Mount, error) {
 	if v.Kind == directory {
 		return m, checkDirectory(a)
 	}
-	m.Sector, m.Buffered, m.ReadAhead = v.Sector, v.set(directIOKey) == "false", int(v.bytes(readAheadKey))
+	m.Sector, m.Buffered, m.ReadAhead = v.Sector, v.value(directIOKey) == "false", int(v.bytes(readAheadKey))
 	switch {
 	case a.Block && !v.Block:
 		return m, fmt.Errorf("%w: volume %s was created with a filesystem, not as a block device", backend.ErrInvalid,
@@ -305,9 +305,9 @@ type group struct {
 	Created time.Time `json:"created"`
 
 	// Of a part: see backend.Part.
-	All     []string `json:"all,omitempty"`
-	Cut     string   `json:"cut,omitempty"`
-	Settled bool     `json:"settled,omitempty"`
+	All       []string `json:"all,omitempty"`
+	AttemptID string   `json:"cut,omitempty"`
+	Committed bool     `json:"settled,omitempty"`
 }
 
 // format is the format of g's record.
@@ -359,7 +359,7 @@ func (g *group) hasMembers(snapshots []string) error {
 	return fmt.Errorf("%w: the members of group %s are %s", backend.ErrInvalid, g.ID, strings.Join(g.members(), ", "))
 }
 
-func (g *group) isPart() bool { return g.Cut != "" }
+func (g *group) isPart() bool { return g.AttemptID != "" }
 
 // beside returns a text for messages with the volumes of all parts, or "" if g is not a part.
 func (g *group) beside() string {
@@ -369,15 +369,17 @@ func (g *group) beside() string {
 	return ", as a part of a group of " + strings.Join(g.All, ", ")
 }
 
-// of returns ErrNotFound if g is not a part, and ErrPrecondition if g is a part of another cut.
-func (g *group) of(cut string) error {
+// checkAttempt returns ErrNotFound if g is not a part, and ErrPrecondition if g is a part of another
+// attempt.
+func (g *group) checkAttempt(attemptID string) error {
 	switch {
 	case !g.isPart():
 		return fmt.Errorf("%w: group %.128q is not a part", backend.ErrNotFound, g.ID)
-	case g.Cut == cut:
+	case g.AttemptID == attemptID:
 		return nil
 	}
-	return fmt.Errorf("%w: group %s is of the cut %.64q, not of %.64q", backend.ErrPrecondition, g.ID, g.Cut, cut)
+	return fmt.Errorf("%w: group %s has the attempt ID %.64q, not %.64q", backend.ErrPrecondition, g.ID, g.AttemptID,
+		attemptID)
 }
 
 // nameOfMember returns the name from which the ID of a volume's snapshot in a group is derived. The

@@ -185,7 +185,7 @@ func (s *scene) ends(b *Backend) {
 func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 	for name, target := range map[string]func(s *scene) string{
 		"leftover of the identity": func(s *scene) string { return s.path(identityFile + ".new") },
-		"leftover of the memory":   func(s *scene) string { return s.cfg.Seen + ".new" },
+		"leftover of the memory":   func(s *scene) string { return s.cfg.RootRecord + ".new" },
 		"volume":                   func(s *scene) string { return s.path(volumesDir, s.bad.ID) },
 		"record of a volume":       func(s *scene) string { return s.path(volumesDir, s.bad.ID, recordFile) },
 		"leftover of a record":     func(s *scene) string { return s.path(volumesDir, s.bad.ID, recordFile+".new") },
@@ -322,7 +322,7 @@ func TestAnObstacleThatPreventsTheStartIsNamed(t *testing.T) {
 		right  string
 	}{
 		"identity": {func(w *world) string { return w.path(identityFile) }, ""},
-		"memory":   {func(w *world) string { return w.cfg.Seen }, ""},
+		"memory":   {func(w *world) string { return w.cfg.RootRecord }, ""},
 		"volumes":  {func(w *world) string { return w.path(volumesDir) }, "directory"},
 		"trash":    {func(w *world) string { return w.path(trashDir) }, "directory"},
 		"staging":  {func(w *world) string { return w.path(stagingDir) }, "directory"},

@@ -227,8 +227,8 @@ func changeAll(w *world, b *Backend, h interruptedContent) {
 		}
 	}
 	for _, p := range h.Parts {
-		if !p.Settled {
-			no("SettlePart", b.SettlePart(ctx, p.ID, p.Cut))
+		if !p.Committed {
+			no("SettlePart", b.CommitPart(ctx, p.ID, p.AttemptID))
 		}
 	}
 	for _, n := range h.Snapshots {

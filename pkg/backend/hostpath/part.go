@@ -8,6 +8,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -21,10 +22,11 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 		return backend.Part{}, err
 	}
 	id := volumeid.New(volumeid.Group, volumeid.SeveralNodes, o.Name)
-	g, err := b.makeGroup(o.GroupOptions, &group{ID: id, Name: o.Name, All: slices.Clone(o.All), Cut: o.Cut},
-		func(t *taking) error {
+	g, err := b.makeGroup(o.GroupOptions,
+		&group{ID: id, Name: o.Name, All: slices.Clone(o.All), AttemptID: o.AttemptID},
+		func(t *groupJob) error {
 			t.frozen, t.durable = o.Frozen, o.Durable
-			return jobError(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
+			return joberrors.Classify(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
 		})
 	if err != nil {
 		return backend.Part{}, err
@@ -34,7 +36,7 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 
 func (b *Backend) publicPart(g *group) (backend.Part, error) {
 	public, err := b.publicGroup(g)
-	return backend.Part{Group: public, All: slices.Clone(g.All), Cut: g.Cut, Settled: g.Settled}, err
+	return backend.Part{Group: public, All: slices.Clone(g.All), AttemptID: g.AttemptID, Committed: g.Committed}, err
 }
 
 // GetPart returns the part.
@@ -49,8 +51,8 @@ func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
 	return b.publicPart(g)
 }
 
-// SettlePart records that all parts are committed.
-func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
+// CommitPart records that the parts of all nodes exist.
+func (b *Backend) CommitPart(_ context.Context, id, attemptID string) error {
 	s, err := b.ready()
 	if err != nil {
 		return err
@@ -65,17 +67,17 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	defer release()
 	g, err := b.part(id)
 	if err == nil {
-		err = g.of(cut)
+		err = g.checkAttempt(attemptID)
 	}
-	if err != nil || g.Settled {
+	if err != nil || g.Committed {
 		return err
 	}
 	next := *g
-	next.Settled = true
+	next.Committed = true
 	crashpoint.Reached("part:settling")
-	// After an error the old record stays: other nodes may have settled their parts.
+	// After an error the old record stays: other nodes may have committed their parts.
 	if err := s.Rewrite(groupsDir, id, partFormat, &next); err != nil {
-		return fmt.Errorf("%w: settle group %s: %w", backend.ErrUnavailable, id, err)
+		return fmt.Errorf("%w: commit group %s: %w", backend.ErrUnavailable, id, err)
 	}
 	crashpoint.Reached("part:settled")
 	b.catalog.PutGroup(&next)
@@ -83,11 +85,11 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 }
 
 // DiscardPart moves the part to the trash as DeleteGroup does.
-func (b *Backend) DiscardPart(_ context.Context, id, cut string) error {
+func (b *Backend) DiscardPart(_ context.Context, id, attemptID string) error {
 	return b.removeGroup(id, func(g *group) error {
-		err := g.of(cut)
-		if err == nil && g.Settled {
-			err = fmt.Errorf("%w: group %s is settled: delete the group", backend.ErrPrecondition, id)
+		err := g.checkAttempt(attemptID)
+		if err == nil && g.Committed {
+			err = fmt.Errorf("%w: group %s is committed: delete the group", backend.ErrPrecondition, id)
 		}
 		return err
 	})

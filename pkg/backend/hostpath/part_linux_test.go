@@ -84,7 +84,7 @@ func (n *node) disk(name string) (id, file string) {
 func (n *node) kept(part backend.Part) uint64 {
 	n.Helper()
 	v, err := n.Restore(context.Background(), part.Snapshots[0].ID, backend.CreateOptions{
-		Name: "of " + part.Cut, Access: []backend.Access{{FSType: "ext4"}},
+		Name: "of " + part.AttemptID, Access: []backend.Access{{FSType: "ext4"}},
 		Parameters: map[string]string{kindKey: string(image)},
 	})
 	if err != nil {
@@ -167,7 +167,7 @@ func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.P
 				defer begin()
 				parts[i], errs[i] = n.SnapshotPart(ctx, backend.PartOptions{
 					GroupOptions: backend.GroupOptions{Name: name,
-						Sources: ids[i : i+1]}, All: all, Cut: cut, Durable: durable,
+						Sources: ids[i : i+1]}, All: all, AttemptID: cut, Durable: durable,
 					Frozen: func(ctx context.Context) error { begin(); return frozen(ctx) },
 				})
 				if errs[i] != nil {
@@ -184,7 +184,7 @@ func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.P
 			if failed != nil {
 				err = n.DiscardPart(context.Background(), volumeid.New(volumeid.Group, volumeid.SeveralNodes, name),
 					cut)
-			} else if err = n.SettlePart(context.Background(), parts[i].ID, cut); err == nil {
+			} else if err = n.CommitPart(context.Background(), parts[i].ID, cut); err == nil {
 				parts[i], err = n.GetPart(context.Background(), parts[i].ID)
 			}
 			if err != nil {
@@ -222,7 +222,7 @@ func TestPartsOnTwoNodesShareAPointInTime(t *testing.T) {
 	}
 	end()
 	for i, parts := range groups {
-		if parts[0].ID != parts[1].ID || !parts[0].Settled || !parts[1].Settled || len(parts[0].Snapshots) != 1 ||
+		if parts[0].ID != parts[1].ID || !parts[0].Committed || !parts[1].Committed || len(parts[0].Snapshots) != 1 ||
 			parts[0].Snapshots[0].ID == parts[1].Snapshots[0].ID {
 			t.Errorf("the parts are %+v", parts)
 		}
@@ -292,7 +292,7 @@ func TestAPartFailsWhenTheCallerAnswersTooLate(t *testing.T) {
 // partOf returns the options of a part that has all volumes of its group.
 func partOf(ids ...string) backend.PartOptions {
 	return backend.PartOptions{
-		GroupOptions: backend.GroupOptions{Name: "g", Sources: ids}, All: slices.Sorted(slices.Values(ids)), Cut: "c",
+		GroupOptions: backend.GroupOptions{Name: "g", Sources: ids}, All: slices.Sorted(slices.Values(ids)), AttemptID: "c",
 	}
 }
 
@@ -349,9 +349,9 @@ func TestAnOlderReleaseLeavesPartsAlone(t *testing.T) {
 	}
 	current := partFormat
 	defer func() { partFormat = current }()
-	for _, settled := range []bool{false, true} {
-		if settled {
-			if err := b.SettlePart(ctx, part.ID, part.Cut); err != nil {
+	for _, committed := range []bool{false, true} {
+		if committed {
+			if err := b.CommitPart(ctx, part.ID, part.AttemptID); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -374,7 +374,7 @@ func TestAnOlderReleaseLeavesPartsAlone(t *testing.T) {
 		}
 		partFormat = current
 		b = w.open()
-		if got, err := b.GetPart(ctx, part.ID); err != nil || got.Settled != settled || len(got.Snapshots) != 2 {
+		if got, err := b.GetPart(ctx, part.ID); err != nil || got.Committed != committed || len(got.Snapshots) != 2 {
 			t.Errorf("afterwards the part: %+v, %v", got, err)
 		}
 	}
@@ -392,7 +392,7 @@ func TestAFailedSettlePartCanBeRepeated(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(next, "in the way"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.SettlePart(ctx, part.ID, part.Cut); !errors.Is(err, backend.ErrUnavailable) {
+	if err := b.CommitPart(ctx, part.ID, part.AttemptID); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("SettlePart = %v, want ErrUnavailable", err)
 	}
 	if err := os.RemoveAll(next); err != nil {
@@ -402,14 +402,14 @@ func TestAFailedSettlePartCanBeRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	b = w.restart(b)
-	if got, err := b.GetPart(ctx, part.ID); err != nil || got.Settled {
+	if got, err := b.GetPart(ctx, part.ID); err != nil || got.Committed {
 		t.Errorf("GetPart = %+v, %v", got, err)
 	}
-	if err := b.SettlePart(ctx, part.ID, part.Cut); err != nil {
+	if err := b.CommitPart(ctx, part.ID, part.AttemptID); err != nil {
 		t.Fatal(err)
 	}
 	b = w.restart(b)
-	if got, err := b.GetPart(ctx, part.ID); err != nil || !got.Settled {
+	if got, err := b.GetPart(ctx, part.ID); err != nil || !got.Committed {
 		t.Errorf("GetPart = %+v, %v", got, err)
 	}
 	if got := w.names(filepath.Join(groupsDir, part.ID)); !slices.Equal(got, []string{recordFile}) {

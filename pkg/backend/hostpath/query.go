@@ -65,7 +65,7 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 	if b.servable(want.content, o.Access) != nil {
 		return backend.Capacity{}, nil
 	}
-	if want.Kind == directory && want.set(enforceKey) == required {
+	if want.Kind == directory && want.value(enforceKey) == required {
 		if _, why := s.mechanism(ctx); why != nil {
 			return backend.Capacity{}, nil
 		}

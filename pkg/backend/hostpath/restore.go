@@ -108,7 +108,7 @@ func (c copying) makeVolume(ctx context.Context, source content, v *volume) erro
 	defer c.traffic.begin()()
 	defer c.wakeTrash()
 	return c.makeReserved(c.store, v, func() error {
-		return c.store.make(ctx, volumesDir, v.ID, func(incomplete *beneath.Dir) error {
+		return c.store.makeObject(ctx, volumesDir, v.ID, func(incomplete *beneath.Dir) error {
 			if err := c.restore(ctx, source, incomplete, v); err != nil {
 				return err
 			}

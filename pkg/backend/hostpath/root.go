@@ -37,9 +37,9 @@ type root struct {
 // inPlace is store.InPlace. Errors: ErrUnavailable.
 func (s *root) inPlace() error { return available(s.InPlace()) }
 
-// make is store.Make. Errors: ErrUnavailable with store.ErrUndecided.
-func (s *root) make(ctx context.Context, dir, id string, fill func(incomplete *beneath.Dir) error) error {
-	return available(s.Make(ctx, dir, id, fill))
+// makeObject is store.MakeObject. Errors: ErrUnavailable with store.ErrUndecided.
+func (s *root) makeObject(ctx context.Context, dir, id string, fill func(incomplete *beneath.Dir) error) error {
+	return available(s.MakeObject(ctx, dir, id, fill))
 }
 
 // dataPath returns the absolute path of the volume's data, without links: the source of its mounts.

@@ -45,7 +45,7 @@ type setting struct {
 	read func(value string) (string, error)
 }
 
-var knownParameters = map[string]setting{
+var knownMutable = map[string]setting{
 	enforceKey: {preferred, false,
 		func(value string) (string, error) { return value, oneOf(value, required, preferred, off) }},
 	directIOKey: {"true", true, func(value string) (string, error) { return value, oneOf(value, "true", "false") }},
@@ -84,7 +84,7 @@ func oneOf(value string, allowed ...string) error {
 func readParameters(parameters map[string]string, k kind) (mutableParameters, error) {
 	var all mutableParameters
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		known, ok := knownParameters[key]
+		known, ok := knownMutable[key]
 		if !ok || parameters[key] == "" {
 			continue
 		}
@@ -110,9 +110,9 @@ func readParameters(parameters map[string]string, k kind) (mutableParameters, er
 // onlyMutable returns ErrInvalid for a parameter that is not mutable.
 func onlyMutable(parameters map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) { // the same key in each attempt
-		if _, ok := knownParameters[key]; !ok {
+		if _, ok := knownMutable[key]; !ok {
 			return fmt.Errorf("%w: unknown mutable parameter %.64q: must be one of %q", backend.ErrInvalid, key,
-				slices.Sorted(maps.Keys(knownParameters)))
+				slices.Sorted(maps.Keys(knownMutable)))
 		}
 	}
 	return nil

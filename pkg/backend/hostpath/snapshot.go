@@ -83,7 +83,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim 
 		return err
 	}
 	n.content = v.content
-	err = s.make(ctx, snapshotsDir, n.ID, func(incomplete *beneath.Dir) error {
+	err = s.makeObject(ctx, snapshotsDir, n.ID, func(incomplete *beneath.Dir) error {
 		got, err := c.run(ctx, n.content, incomplete)
 		if err != nil {
 			return err

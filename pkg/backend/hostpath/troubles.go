@@ -43,7 +43,7 @@ type trouble struct {
 func (t *troubles) failed(c fair.Request, message string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if entry := t.of(c); entry.hangs == 0 {
+	if entry := t.troubleOf(c); entry.hangs == 0 {
 		entry.message, entry.since = message, time.Now()
 	}
 }
@@ -60,7 +60,7 @@ func (t *troubles) well(c fair.Request) {
 // hang records that a copy hangs in the source since a time, until ends is called.
 func (t *troubles) hang(c fair.Request, since time.Time, message string) (ends func()) {
 	t.mu.Lock()
-	entry := t.of(c)
+	entry := t.troubleOf(c)
 	entry.hangs++
 	first := entry.hangs == 1
 	if first {
@@ -86,8 +86,8 @@ func (t *troubles) warned(c fair.Request, reason, message string) {
 	}
 }
 
-// of returns the trouble of a source, which it adds if necessary. It removes old troubles.
-func (t *troubles) of(c fair.Request) *trouble {
+// troubleOf returns the trouble of a source, which it adds if necessary. It removes old troubles.
+func (t *troubles) troubleOf(c fair.Request) *trouble {
 	if t.bySource == nil {
 		t.bySource = map[string]*trouble{}
 	}

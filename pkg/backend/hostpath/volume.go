@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -66,13 +67,13 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if exists {
 		return old.public(), old.fits(v, o)
 	}
-	if err := errors.Join(b.servable(v.content, o.Access), jobError(b.jobs.Free(v.ID))); err != nil {
+	if err := errors.Join(b.servable(v.content, o.Access), joberrors.Classify(b.jobs.Free(v.ID))); err != nil {
 		return backend.Volume{}, err
 	}
 	v.Created, v.namespace = timestamp(), o.Namespace
 	defer b.traffic.begin()()
 	err = b.makeReserved(s, v, func() error {
-		return s.make(ctx, volumesDir, v.ID,
+		return s.makeObject(ctx, volumesDir, v.ID,
 			func(incomplete *beneath.Dir) error { return b.makeEmpty(ctx, s, incomplete, v) })
 	})
 	return v.public(), err
@@ -91,12 +92,12 @@ func (b *Backend) makeReserved(s *root, v *volume, create func() error) error {
 		b.catalog.Release(v.Size)
 		return exhausted(err)
 	}
-	b.keep(v, v.Size)
+	b.addToCatalog(v, v.Size)
 	return nil
 }
 
-// keep adds v to the catalog, for which size bytes were reserved.
-func (b *Backend) keep(v *volume, size int64) {
+// addToCatalog adds v to the catalog, for which size bytes were reserved.
+func (b *Backend) addToCatalog(v *volume, size int64) {
 	b.catalog.PutVolume(v)
 	if v.Reserved() == 0 {
 		b.catalog.Release(size)

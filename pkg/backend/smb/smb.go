@@ -33,6 +33,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -290,18 +291,5 @@ func retry(ctx context.Context, operation func() error) error {
 	}
 }
 
-// conflicts are the classes of conflicts of jobs.
-var conflicts = map[jobs.Reason]error{jobs.Busy: backend.ErrBusy, jobs.Differs: backend.ErrExists,
-	jobs.InUse: backend.ErrInUse}
-
 // jobError gives an error of package jobs its class.
-func jobError(err error) error {
-	c := (*jobs.Conflict)(nil)
-	switch {
-	case errors.As(err, &c):
-		return fmt.Errorf("%w: %w", conflicts[c.Reason], err)
-	case errors.Is(err, jobs.ErrStopped):
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-	}
-	return err
-}
+func jobError(err error) error { return joberrors.Classify(err) }

@@ -43,7 +43,7 @@ func Gather(ctx context.Context, c Client, s Selection) (*View, error) {
 	}
 	g.view.Drivers = found
 	g.lists(ctx)
-	g.ask(ctx)
+	g.askPods(ctx)
 	if c.Ahead != nil {
 		g.view.ServerAhead, g.view.ServerDated = c.Ahead()
 	}
@@ -295,8 +295,8 @@ func (g *gatherer) snapshots(ctx context.Context) {
 	}
 }
 
-// ask asks the ports of all pods that run.
-func (g *gatherer) ask(ctx context.Context) {
+// askPods asks the ports of all pods that run.
+func (g *gatherer) askPods(ctx context.Context) {
 	var run errgroup.Group
 	run.SetLimit(AsksAtOnce)
 	for _, d := range g.view.Drivers {

@@ -1,7 +1,6 @@
 package cluster_test
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/causeway-csi/causeway/internal/manifests"
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 	"github.com/causeway-csi/causeway/plugin/internal/fake"
 )
@@ -18,19 +18,19 @@ import (
 // The rights that doctor asks for are in the roles of every configuration of the chart: another
 // right would be a false alarm there.
 func TestTheChartGivesTheNeededRights(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(fake.Root(), "test", "cluster", "chart", "testdata", "*.yaml"))
-	if err != nil || len(files) < 5 {
+	files, err := filepath.Glob(filepath.Join(fake.Root(), "test", "cluster", "chart", "testdata", "*"))
+	if err != nil || len(files) < 10 {
 		t.Fatal(files, err)
 	}
 	asked := 0
 	for _, file := range files {
-		data, err := os.ReadFile(file)
+		data, err := manifests.Read(file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var rules []rbacv1.PolicyRule
 		var deployments []appsv1.Deployment
-		for _, doc := range strings.Split(string(data), "\n---\n") {
+		for _, doc := range strings.Split(data, "\n---\n") {
 			var kind struct{ Kind string }
 			if err := yaml.Unmarshal([]byte(doc), &kind); err != nil {
 				t.Fatalf("%s: %v", file, err)

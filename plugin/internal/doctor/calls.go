@@ -235,7 +235,8 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 			if expected(v, failures, scheduled(p), duringUpdate, duringCopy) {
 				continue
 			}
-			all = append(all, called(used.of(failures[0]), object, "the volume cannot be mounted", failures[0].Message,
+			all = append(all, called(used.driversOf(failures[0]), object, "the volume cannot be mounted",
+				failures[0].Message,
 				pagePodStart, missingVolume, wrongMount, noSecret))
 		} else if text := unschedulable(p); !used.others && forVolumes.MatchString(text) {
 			f := called(used.drivers, object, "the pod cannot be scheduled", text, pagePending)
@@ -326,9 +327,9 @@ func volumesOf(v *cluster.View, p *corev1.Pod, volumes map[string]*cluster.Drive
 // The recorder adds the prefix in brackets if many events differ in their text only.
 var inEvent = regexp.MustCompile(`^(?:\(combined from similar events\): )?[A-Za-z. ]*failed for volume "([^"]*)"`)
 
-// of returns the drivers of the volume in an event about a mount, or nil. An event without a volume
+// driversOf returns the drivers of the volume in an event about a mount, or nil. An event without a volume
 // counts if the pod has no volumes of others.
-func (used podVolumes) of(e corev1.Event) []*cluster.Driver {
+func (used podVolumes) driversOf(e corev1.Event) []*cluster.Driver {
 	m := inEvent.FindStringSubmatch(e.Message)
 	switch {
 	case m == nil && !used.others:
@@ -343,7 +344,7 @@ func (used podVolumes) of(e corev1.Event) []*cluster.Driver {
 // newest is recent.
 func failedMounts(v *cluster.View, p *corev1.Pod, used podVolumes) []corev1.Event {
 	all := warnings(v, "Pod", p, "FailedMount", "FailedMapVolume", "FailedAttachVolume")
-	return ifRecent(v, slices.DeleteFunc(all, func(e corev1.Event) bool { return used.of(e) == nil }))
+	return ifRecent(v, slices.DeleteFunc(all, func(e corev1.Event) bool { return used.driversOf(e) == nil }))
 }
 
 // deletes finds PersistentVolumes that cannot be deleted.

@@ -114,9 +114,9 @@ func trash(p *cluster.Pod) (all []Finding) {
 	return all
 }
 
-// conditionsOfOthers are reasons of conditions of the storage that other functions or checks report: of
+// reportedElsewhere are reasons of conditions of the storage that other functions or checks report: of
 // storage-metrics, storage-space, driver-ready and shares.
-var conditionsOfOthers = []string{
+var reportedElsewhere = []string{
 	"HelpersExhausted", "TrashStuck", "SweepFailed", "TaskPanicked",
 	"StorageAlmostFull", "StorageInodesExhausted",
 	"RootUnusable",
@@ -137,7 +137,7 @@ var storageConditions = map[string]message{
 func otherConditions(p *cluster.Pod) (all []Finding) {
 	for _, s := range p.DriverMetrics.Samples("causeway_storage_conditions") {
 		reason := s.Labels["reason"]
-		if s.Value == 0 || slices.Contains(conditionsOfOthers, reason) {
+		if s.Value == 0 || slices.Contains(reportedElsewhere, reason) {
 			continue
 		}
 		m, ok := storageConditions[reason]

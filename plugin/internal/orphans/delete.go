@@ -146,7 +146,7 @@ func Deletable(all []Orphan) (some []Orphan, others int) {
 // Delete deletes one orphan. Errors: ErrNamed, if nothing was deleted; ErrUnknown, if the driver has
 // not confirmed the delete within Wait. After all other errors the orphan is still there.
 func (d *Deletion) Delete(ctx context.Context, o Orphan) error {
-	if err := d.look(ctx, o, nil); err != nil {
+	if err := d.checkOrphan(ctx, o, nil); err != nil {
 		return err
 	}
 	r := d.reservation(o)
@@ -199,11 +199,11 @@ func (d *Deletion) reserved(ctx context.Context, o Orphan, r *reservation) error
 	if err := d.until(ctx, r, ready); err != nil {
 		return fmt.Errorf("the reservation %s %s: %w", r.name, state, err)
 	}
-	return d.look(ctx, o, map[types.UID]bool{r.uid: true})
+	return d.checkOrphan(ctx, o, map[types.UID]bool{r.uid: true})
 }
 
-// look reads all objects, and returns an error if the orphan may not be deleted.
-func (d *Deletion) look(ctx context.Context, o Orphan, except map[types.UID]bool) error {
+// checkOrphan reads all objects, and returns an error if the orphan may not be deleted.
+func (d *Deletion) checkOrphan(ctx context.Context, o Orphan, except map[types.UID]bool) error {
 	n, err := d.read(ctx, except)
 	if err != nil {
 		return err

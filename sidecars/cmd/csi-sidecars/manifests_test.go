@@ -50,7 +50,7 @@ func withoutCapacity(args []string) []string {
 
 // TestTheAttachersCommandLine reads the command line that the chart renders for attached disks.
 func TestTheAttachersCommandLine(t *testing.T) {
-	args := manifests.Args(t, filepath.Join("..", "..", "test", "cluster", "chart", "testdata", "attached.yaml"),
+	args := manifests.Args(t, filepath.Join("..", "..", "test", "cluster", "chart", "testdata", "attached.diff"),
 		"csi-sidecars")
 	if err := command().Check(args); err != nil {
 		t.Errorf("%q: %v", args, err)

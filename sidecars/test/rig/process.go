@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/test/cluster/process"
 )
 
@@ -35,16 +35,9 @@ func Build(ctx context.Context, dir, command string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, command)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", path,
-		"./cmd/"+command)
-	// for the remains of an interrupted build
-	cmd.Dir, cmd.Env = product, append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir)
-	// it then ends its compilers, too
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building %s: %w: %s", command, err, out)
-	}
-	return path, nil
+	p := gobuild.Program{Package: "./cmd/" + command, Dir: product,
+		Flags: []string{"-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w"}}
+	return path, p.Copy(ctx, path)
 }
 
 // Process is a program under test. It dies with this process.

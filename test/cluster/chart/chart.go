@@ -3,6 +3,7 @@
 package chart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/manifests"
 	"github.com/causeway-csi/causeway/test/cluster/components"
 )
 
@@ -61,10 +63,7 @@ func HelmIn(ctx context.Context, bin string, env []string, args ...string) (stri
 }
 
 // Object is a rendered object.
-type Object struct {
-	Source string // the template, below templates/
-	Text   string
-}
+type Object = manifests.Object
 
 // Render renders the chart's templates with values, for a release causeway in the namespace
 // causeway.
@@ -89,7 +88,7 @@ func split(text string) (all []Object, err error) {
 			}
 			continue
 		}
-		all = append(all, Object{found[1], strings.TrimSpace(part[len(found[0]):]) + "\n"})
+		all = append(all, Object{Source: found[1], Text: strings.TrimSpace(part[len(found[0]):]) + "\n"})
 	}
 	return all, err
 }
@@ -98,8 +97,8 @@ func split(text string) (all []Object, err error) {
 var helms = regexp.MustCompile(`(?m)^ +(app.kubernetes.io/(instance|managed-by)|helm.sh/chart|annotations): ` +
 	`(Helm|causeway|causeway-[0-9.]+|\{helm.sh/.*)\n`)
 
-// manifests are the files of deploy, and the templates that they are made of, by Helm's arguments.
-var manifests = []struct {
+// deployFiles are the files of deploy, and the templates that they are made of, by Helm's arguments.
+var deployFiles = []struct {
 	args  []string
 	files map[string]string
 }{
@@ -154,22 +153,45 @@ func Files(ctx context.Context, bin string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	rendered := map[string][]Object{}
 	for _, c := range configurations {
-		objects, err := Render(ctx, bin, c.Args...)
-		if err != nil {
+		if rendered[c.Name], err = Render(ctx, bin, c.Args...); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.Name, err)
 		}
-		var text strings.Builder
-		for _, o := range objects {
-			fmt.Fprintf(&text, "---\n# %s\n%s", o.Source, secret.ReplaceAllString(o.Text, "$1: …"))
+		for i, o := range rendered[c.Name] {
+			rendered[c.Name][i].Text = secret.ReplaceAllString(o.Text, "$1: …")
 		}
-		all["test/cluster/chart/testdata/"+c.Name+".yaml"] = text.String()
+	}
+	for name, objects := range rendered {
+		if name == whole {
+			all[rendering(name+".yaml")] = manifests.Full(objects)
+			continue
+		}
+		base := cmp.Or(bases[name], whole)
+		if rendered[base] == nil {
+			return nil, fmt.Errorf("%s differs from %s, which is not in charts/causeway/ci", name, base)
+		}
+		all[rendering(name+".diff")] = manifests.Difference(base, rendered[base], objects)
 	}
 	return all, nil
 }
 
+// rendering returns the path in the sources of a file of a configuration.
+func rendering(file string) string { return "test/cluster/chart/testdata/" + file }
+
 // secret matches the random parts of rendered certificates.
 var secret = regexp.MustCompile(`(?m)^(  (?:ca\.crt|tls\.crt|tls\.key)): .*$`)
+
+// whole is the configuration whose rendering the sources have in full.
+const whole = "default"
+
+// bases names the configuration from which the file of another one differs, where that is not whole.
+var bases = map[string]string{
+	"attached-cloud":   "attached",
+	"attached-windows": "attached",
+	"smb-windows":      "smb",
+	"windows-group":    "windows",
+}
 
 // Configuration is a file of values with which the chart is tried.
 type Configuration struct {
@@ -206,7 +228,7 @@ func readme(ctx context.Context, bin string) (string, error) {
 // deployed returns the files of deploy that are rendered from the chart.
 func deployed(ctx context.Context, bin string) (map[string]string, error) {
 	all := map[string]string{}
-	for _, m := range manifests {
+	for _, m := range deployFiles {
 		objects, err := Render(ctx, bin, m.args...)
 		if err != nil {
 			return nil, err

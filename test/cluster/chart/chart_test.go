@@ -55,7 +55,7 @@ func TestFilesAreRendered(t *testing.T) {
 			t.Errorf("%s, %v, is not what the chart makes: run make chart, and look at what changes", path, err)
 		}
 	}
-	old, err := filepath.Glob(filepath.Join("testdata", "*.yaml"))
+	old, err := filepath.Glob(filepath.Join("testdata", "*"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 // patience is the limit for the removal of objects and volumes.
 const patience = 3 * time.Minute
 
-// guard knows the objects of the empty cluster.
+// guard is a cluster that runs. It knows the objects of the empty cluster.
 type guard struct {
 	cluster *local.Cluster
 	kubectl kubectl.Kubectl
@@ -28,7 +28,8 @@ type guard struct {
 	before  []string
 }
 
-func newGuard(ctx context.Context, c *local.Cluster) (*guard, error) {
+// newGuard returns a guard, also with an error, for the end of the cluster.
+func newGuard(ctx context.Context, c *local.Cluster) (running, error) {
 	g := &guard{cluster: c}
 	var err error
 	if g.dir, err = os.MkdirTemp("", "causeway-scenarios-"); err != nil {
@@ -53,15 +54,23 @@ func newGuard(ctx context.Context, c *local.Cluster) (*guard, error) {
 	}); err != nil {
 		return g, err
 	}
-	g.before, err = g.objects(ctx)
-	return g, err
+	for { // until a look finds the same objects as the look before
+		now, err := g.objects(ctx)
+		if err != nil || slices.Equal(now, g.before) {
+			return g, err
+		}
+		g.before = now
+		select {
+		case <-ctx.Done():
+			return g, context.Cause(ctx)
+		case <-time.After(2 * time.Second):
+		}
+	}
 }
 
-func (g *guard) close() error {
-	if g == nil {
-		return nil
-	}
-	return os.RemoveAll(g.dir)
+// end ends the cluster, and verifies that nothing of it is left on the machine.
+func (g *guard) end() error {
+	return errors.Join(os.RemoveAll(g.dir), g.cluster.End(context.Background()))
 }
 
 // empty removes the releases of Helm, with their namespaces and CRDs, by the steps of
@@ -149,7 +158,8 @@ func (g *guard) objects(ctx context.Context) (all []string, err error) {
 		return nil, err
 	}
 	out, err := g.kubectl.Run(ctx, "get", strings.Join(strings.Fields(kinds), ","), "-A", "--ignore-not-found", "-o",
-		`jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name} {.metadata.ownerReferences[*].name}{"\n"}{end}`)
+		"jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name} "+
+			`{.metadata.ownerReferences[*].name}{"\n"}{end}`)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +205,7 @@ func (g *guard) emptyNodes(ctx context.Context) error {
 	return nil
 }
 
-// report writes the state of the cluster into a directory.
+// report writes the state of the cluster, and its logs, into a directory.
 func (g *guard) report(ctx context.Context, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -209,7 +219,7 @@ func (g *guard) report(ctx context.Context, dir string) error {
 		out, err := g.kubectl.Run(ctx, append(args, "--request-timeout=30s")...)
 		errs = append(errs, err, os.WriteFile(filepath.Join(dir, file), []byte(out), 0o644))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, g.cluster.Logs(ctx, dir))...)
 }
 
 // nothing returns an error with the output unless it is empty.

@@ -51,7 +51,7 @@ func main() {
 		return
 	}
 	if err == nil {
-		r := &run{report: *report}
+		r := &run{report: *report, startCluster: startCluster}
 		err = errors.Join(r.all(ctx, selected), r.end())
 		fmt.Printf("\n== seconds\n%s", r.summary.String())
 	}
@@ -108,12 +108,19 @@ func choose(names string) (all []scenario, err error) {
 	return all, nil
 }
 
+// running is a cluster that runs.
+type running interface {
+	empty(context.Context) error          // removes the installation of a scenario
+	report(context.Context, string) error // writes the state of the cluster into a directory
+	end() error
+}
+
 // run is a run of the scenarios.
 type run struct {
-	report  string
-	cluster *local.Cluster // nil: none runs
-	guard   *guard         // of this cluster
-	summary strings.Builder
+	report       string
+	startCluster func(context.Context) (running, error) // returns a cluster with an error of its use
+	cluster      running                                // nil: none runs
+	summary      strings.Builder
 }
 
 // all runs the scenarios. The error names those that failed.
@@ -153,21 +160,25 @@ func (r *run) start(ctx context.Context) error {
 	if r.cluster != nil {
 		return nil
 	}
-	return r.timed("start of the cluster", func() error {
-		c, err := local.New(name)
-		if err != nil {
-			return err
-		}
-		if err := c.Down(ctx); err != nil { // the remains of a killed run
-			return err
-		}
-		if err := c.Up(ctx, options); err != nil {
-			return err
-		}
-		r.cluster = c
-		r.guard, err = newGuard(ctx, c)
+	return r.timed("start of the cluster", func() (err error) {
+		r.cluster, err = r.startCluster(ctx)
 		return err
 	})
+}
+
+// startCluster starts the cluster of the scenarios.
+func startCluster(ctx context.Context) (running, error) {
+	c, err := local.New(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Down(ctx); err != nil { // the remains of a killed run
+		return nil, err
+	}
+	if err := c.Up(ctx, options); err != nil {
+		return nil, err
+	}
+	return newGuard(ctx, c)
 }
 
 // one runs a scenario, and has the cluster emptied.
@@ -175,7 +186,7 @@ func (r *run) one(ctx context.Context, s scenario) error {
 	if err := r.timed(s.name, func() error { return r.makeTarget(ctx, s) }); err != nil || s.last {
 		return err
 	}
-	return r.timed(s.name+": removal", func() error { return r.guard.empty(ctx) })
+	return r.timed(s.name+": removal", func() error { return r.cluster.empty(ctx) })
 }
 
 // makeTarget makes the target of a scenario. Its output is also in the report.
@@ -215,19 +226,17 @@ func (r *run) timed(step string, do func() error) error {
 func (r *run) replace(ctx context.Context, s scenario) error {
 	ctx = context.WithoutCancel(ctx)
 	dir := filepath.Join(r.report, s.name)
-	if err := errors.Join(r.guard.report(ctx, dir), r.cluster.Logs(ctx, dir)); err != nil {
+	if err := r.cluster.report(ctx, dir); err != nil {
 		fmt.Fprintln(os.Stderr, "scenarios: the report is incomplete:", err)
 	}
 	return r.end()
 }
 
-// end ends the cluster, and verifies that nothing of it is left on the machine.
+// end ends the cluster if it runs.
 func (r *run) end() error {
 	if r.cluster == nil {
 		return nil
 	}
 	defer func() { r.cluster = nil }()
-	return r.timed("end of the cluster", func() error {
-		return errors.Join(r.guard.close(), r.cluster.End(context.Background()))
-	})
+	return r.timed("end of the cluster", r.cluster.end)
 }

@@ -1,4 +1,4 @@
-// Command parts makes, settles and deletes parts of groups as a router requests, and first verifies
+// Command parts makes, commits and deletes parts of groups as a router requests, and first verifies
 // the state that the previous process has left. The crash tests kill it. Nothing is mounted: other
 // tests verify the remains of a freeze.
 package main
@@ -46,7 +46,7 @@ func run(root, dir, done string) error {
 	}
 	m := mountertest.NewFake(dir)
 	b, err := hostpath.New(hostpath.Config{
-		Root: root, Node: node, Seen: filepath.Join(dir, "seen"), Release: "test", Init: true,
+		Root: root, Node: node, RootRecord: filepath.Join(dir, "seen"), Release: "test", Init: true,
 		Images: m,
 	})
 	if err != nil {
@@ -84,11 +84,11 @@ type work struct {
 // steps can be repeated, each, until it was acknowledged.
 var steps = []func(*work) error{
 	(*work).create,
-	func(w *work) error { return w.make("g") },
-	func(w *work) error { return w.make("h") },
-	func(w *work) error { return w.settle("g") },
+	func(w *work) error { return w.makePart("g") },
+	func(w *work) error { return w.makePart("h") },
+	func(w *work) error { return w.commitPart("g") },
 	func(w *work) error { return w.discard("h") },
-	func(w *work) error { return w.make("h") },
+	func(w *work) error { return w.makePart("h") },
 	func(w *work) error { return w.DeleteGroup(context.Background(), group("g"), nil, nil) },
 	func(w *work) error { return w.discard("h") },
 	(*work).remove,
@@ -97,8 +97,8 @@ var steps = []func(*work) error{
 // kept returns an error unless the state is that after so many steps, or after a part of the next
 // step.
 func (w *work) kept(next int) error {
-	g, errG := w.look("g", next == 2 || next == 3 || next == 4 || next == 5, next > 6, next == 4 || next == 5, next < 3)
-	h, errH := w.look("h", next == 3 || next == 6, next < 2 || next > 7, false, true)
+	g, errG := w.checkPart("g", next >= 2 && next <= 5, next > 6, next == 4 || next == 5, next < 3)
+	h, errH := w.checkPart("h", next == 3 || next == 6, next < 2 || next > 7, false, true)
 	var wrong []error
 	for dir, want := range map[string]int{"staging": 0, "groups": g + h, "snapshots": 2 * (g + h)} {
 		entries, err := os.ReadDir(filepath.Join(w.root, dir))
@@ -114,9 +114,9 @@ func (w *work) kept(next int) error {
 	return errors.Join(append(wrong, errG, errH, err)...)
 }
 
-// look returns the number of parts of the group, and an error if a part is missing, must be gone,
-// must be settled or must not be, or is incomplete.
-func (w *work) look(name string, there, gone, settled, unsettled bool) (int, error) {
+// checkPart returns the number of parts of the group, and an error if a part is missing, must be gone,
+// must be committed or must not be, or is incomplete.
+func (w *work) checkPart(name string, there, gone, committed, uncommitted bool) (int, error) {
 	part, err := w.GetPart(context.Background(), group(name))
 	if errors.Is(err, backend.ErrNotFound) && !there {
 		return 0, nil
@@ -124,13 +124,13 @@ func (w *work) look(name string, there, gone, settled, unsettled bool) (int, err
 	if err != nil {
 		return 0, fmt.Errorf("part %s: %w", name, err)
 	}
-	if gone || (settled && !part.Settled) || (unsettled && part.Settled) || len(part.Snapshots) != 2 {
+	if gone || (committed && !part.Committed) || (uncommitted && part.Committed) || len(part.Snapshots) != 2 {
 		return 1, fmt.Errorf("part %s is %+v", name, part)
 	}
 	for _, s := range part.Snapshots {
 		text, err := os.ReadFile(filepath.Join(w.root, "snapshots", s.ID, "image.raw"))
-		if err != nil || len(text) != size || string(bytes.TrimRight(text[at:at+64], "\x00")) != part.Cut {
-			return 1, fmt.Errorf("a member of %s has not the text of the cut %s: %w", name, part.Cut, err)
+		if err != nil || len(text) != size || string(bytes.TrimRight(text[at:at+64], "\x00")) != part.AttemptID {
+			return 1, fmt.Errorf("a member of %s has not the text of the attempt %s: %w", name, part.AttemptID, err)
 		}
 	}
 	return 1, nil
@@ -164,7 +164,7 @@ func (w *work) remove() error {
 }
 
 // make makes a part, and changes the content of its volumes only while they are frozen.
-func (w *work) make(name string) error {
+func (w *work) makePart(name string) error {
 	cut := fmt.Sprint(name, " of ", time.Now().UnixNano())
 	hook := func(point, text string) func(context.Context) error {
 		return func(context.Context) error {
@@ -175,9 +175,9 @@ func (w *work) make(name string) error {
 	part, err := w.SnapshotPart(context.Background(), backend.PartOptions{
 		GroupOptions: backend.GroupOptions{Name: name,
 			Sources: volumes()}, All: slices.Sorted(slices.Values(volumes())),
-		Cut: cut, Frozen: hook("hook:frozen", cut), Durable: hook("hook:durable", "later"),
+		AttemptID: cut, Frozen: hook("hook:frozen", cut), Durable: hook("hook:durable", "later"),
 	})
-	if err == nil && part.Settled {
+	if err == nil && part.Committed {
 		err = fmt.Errorf("a new part is %+v", part)
 	}
 	return err
@@ -197,12 +197,12 @@ func (w *work) write(text string) error {
 	return nil
 }
 
-func (w *work) settle(name string) error {
+func (w *work) commitPart(name string) error {
 	part, err := w.GetPart(context.Background(), group(name))
 	if err != nil {
 		return err
 	}
-	return w.SettlePart(context.Background(), part.ID, part.Cut)
+	return w.CommitPart(context.Background(), part.ID, part.AttemptID)
 }
 
 // discard discards the parts.
@@ -214,5 +214,5 @@ func (w *work) discard(name string) error {
 	if err != nil {
 		return err
 	}
-	return w.DiscardPart(context.Background(), part.ID, part.Cut)
+	return w.DiscardPart(context.Background(), part.ID, part.AttemptID)
 }

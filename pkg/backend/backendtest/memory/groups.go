@@ -18,9 +18,9 @@ type group struct {
 	members []string // IDs of snapshots, sorted
 
 	// Only for a part: the fields of backend.Part.
-	all     []string
-	cut     string
-	settled bool
+	all       []string
+	attemptID string
+	committed bool
 }
 
 // publicGroup returns a description of g for a caller, and the zero value if g is nil. The caller

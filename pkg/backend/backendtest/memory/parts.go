@@ -19,7 +19,7 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 	}
 	g := &group{
 		id: idOf("part-", o.Name), sources: slices.Sorted(slices.Values(o.Sources)),
-		all: slices.Clone(o.All), cut: o.Cut,
+		all: slices.Clone(o.All), attemptID: o.AttemptID,
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -92,24 +92,26 @@ func (b *Backend) checkNotInPart(volume string) error {
 
 // publicPart returns a description of g for a caller. The caller holds b.mu.
 func (b *Backend) publicPart(g *group) backend.Part {
-	return backend.Part{Group: b.publicGroup(g), All: slices.Clone(g.all), Cut: g.cut, Settled: g.settled}
+	return backend.Part{Group: b.publicGroup(g), All: slices.Clone(g.all), AttemptID: g.attemptID,
+		Committed: g.committed}
 }
 
 // findPart returns the part of the group with this ID. The caller holds b.mu.
 func (b *Backend) findPart(id string) (*group, error) {
 	g, err := b.findGroup(id, nil)
-	if err == nil && g.cut == "" {
+	if err == nil && g.attemptID == "" {
 		return nil, fmt.Errorf("%w: group %.128q has no parts", backend.ErrNotFound, id)
 	}
 	return g, err
 }
 
 // findPartWithCut returns the part of the group with this ID, and ErrPrecondition if the
-// part has another cut. The caller holds b.mu.
-func (b *Backend) findPartWithCut(id, cut string) (*group, error) {
+// part has another attempt ID. The caller holds b.mu.
+func (b *Backend) findPartOfAttempt(id, attemptID string) (*group, error) {
 	g, err := b.findPart(id)
-	if err == nil && g.cut != cut {
-		return nil, fmt.Errorf("%w: the part has cut %.64q, not %.64q", backend.ErrPrecondition, g.cut, cut)
+	if err == nil && g.attemptID != attemptID {
+		return nil, fmt.Errorf("%w: the part has the attempt ID %.64q, not %.64q", backend.ErrPrecondition,
+			g.attemptID, attemptID)
 	}
 	return g, err
 }
@@ -125,31 +127,31 @@ func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
 	return b.publicPart(g), nil
 }
 
-// SettlePart marks the part as settled. See [backend.PartSnapshotter] for the errors.
-func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
+// CommitPart marks the part as committed. See [backend.PartSnapshotter] for the errors.
+func (b *Backend) CommitPart(_ context.Context, id, attemptID string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g, err := b.findPartWithCut(id, cut)
+	g, err := b.findPartOfAttempt(id, attemptID)
 	if err != nil {
 		return err
 	}
-	g.settled = true
+	g.committed = true
 	return nil
 }
 
-// DiscardPart deletes an unsettled part and its members. See [backend.PartSnapshotter] for the
+// DiscardPart deletes an uncommitted part and its members. See [backend.PartSnapshotter] for the
 // errors.
-func (b *Backend) DiscardPart(_ context.Context, id, cut string) error {
+func (b *Backend) DiscardPart(_ context.Context, id, attemptID string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g, err := b.findPartWithCut(id, cut)
+	g, err := b.findPartOfAttempt(id, attemptID)
 	switch {
 	case errors.Is(err, backend.ErrNotFound):
 		return b.checkNotPending(id)
 	case err != nil:
 		return err
-	case g.settled:
-		return fmt.Errorf("%w: the part is settled: delete its group instead", backend.ErrPrecondition)
+	case g.committed:
+		return fmt.Errorf("%w: the part is committed: delete its group instead", backend.ErrPrecondition)
 	}
 	b.dissolve(g)
 	return nil

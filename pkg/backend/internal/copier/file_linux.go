@@ -107,7 +107,7 @@ func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	defer runtime.KeepAlive(dst)
 	var site worksite
 	defer o.Progress.enter(&site)()
-	site.at(image(src.Name()), "")
+	site.beginEntry(image(src.Name()), "")
 	c := content{progress: o.Progress, yield: o.Yield}
 	if err := c.image(ctx, &site, int(src.Fd()), int(dst.Fd())); err != nil {
 		return Copied, fmt.Errorf("copy %q: %w", src.Name(), err)
@@ -145,7 +145,7 @@ func (c *content) image(ctx context.Context, site *worksite, in, out int) error 
 	if err := c.copy(ctx, site, in, out, int64(from.Size)); err != nil {
 		return err
 	}
-	site.at(nil, "")
+	site.beginEntry(nil, "")
 	if err := retry(func() error { return unix.Fsync(out) }); err != nil {
 		return err
 	}

@@ -373,7 +373,7 @@ func TestLargeFileMakesProgress(t *testing.T) {
 			c := content{progress: &Progress{}}
 			w.set(&c)
 			var site worksite
-			site.at(image("src"), "")
+			site.beginEntry(image("src"), "")
 			long := time.Now().Add(-time.Hour)
 			site.since = long
 			must(t, c.copy(context.Background(), &site, int(src.Fd()), int(dst.Fd()), 40<<20))

@@ -77,8 +77,8 @@ func (p *Progress) enter(w *worksite) (leave func()) {
 	}
 }
 
-// at records that the copy of an entry begins. in is nil while the goroutine is idle.
-func (w *worksite) at(in locator, name string) {
+// beginEntry records that the copy of an entry begins. in is nil while the goroutine is idle.
+func (w *worksite) beginEntry(in locator, name string) {
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()

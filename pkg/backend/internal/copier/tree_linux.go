@@ -149,7 +149,7 @@ func isEmpty(dir int) error {
 func (t *tree) finish(top *dir) error {
 	var site worksite
 	defer t.progress.enter(&site)()
-	site.at(top, "")
+	site.beginEntry(top, "")
 	if err := t.links.remove(t); err != nil {
 		return fmt.Errorf("remove the directory for hard links: %w", err)
 	}
@@ -160,7 +160,7 @@ func (t *tree) finish(top *dir) error {
 	if err := t.made.add(t.dst, top, ""); err != nil {
 		return top.wrong("copy", "", err)
 	}
-	site.at(nil, "")
+	site.beginEntry(nil, "")
 	return t.sync()
 }
 
@@ -170,7 +170,7 @@ func (t *tree) work() {
 	w := &walker{tree: t}
 	defer t.progress.enter(&w.site)()
 	for {
-		w.site.at(nil, "")
+		w.site.beginEntry(nil, "")
 		l, d := t.next()
 		switch {
 		case l != nil:

@@ -121,8 +121,8 @@ func (t *tree) entry(from, to *os.File, at *place, name string, depth int) error
 	if err := t.ctx.Err(); err != nil {
 		return err
 	}
-	t.site.at(at, name)
-	defer t.site.at(nil, "")
+	t.site.beginEntry(at, name)
+	defer t.site.beginEntry(nil, "")
 	src, err := openAt(from, name, windows.GENERIC_READ, windows.FILE_OPEN, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -229,7 +229,7 @@ func (w *walker) subdirectory(d *dir) (string, error) {
 // returns nil.
 func (w *walker) enter(d *dir, name string) (*dir, error) {
 	sub := &dir{parent: d, name: name, depth: d.depth + 1}
-	w.site.at(sub, "")
+	w.site.beginEntry(sub, "")
 	if sub.depth > MaxDepth {
 		return nil, fmt.Errorf("%w: more than %d levels, below %q: move the lower directories up, or pack them into "+
 			"an archive", ErrDepth, MaxDepth, sub.top())
@@ -317,7 +317,7 @@ func (w *walker) fill(d *dir) error {
 // everything copies the entries of a directory part by part.
 func (w *walker) everything(o *opened) error {
 	for {
-		w.site.at(o.dir, "")
+		w.site.beginEntry(o.dir, "")
 		if stop, err := w.stopped(); stop {
 			return err
 		}
@@ -389,7 +389,7 @@ func (w *walker) entries(l *list) error {
 		if i >= len(l.names) {
 			return nil
 		}
-		w.site.at(l.of.dir, l.names[i])
+		w.site.beginEntry(l.of.dir, l.names[i])
 		if err := w.entry(l.of, l.names[i]); err != nil {
 			return err
 		}
@@ -402,7 +402,7 @@ func (w *walker) leave(o *opened) error {
 	if o.fillers.Add(-1) > 0 || w.failed.Load() || o.dir.parent == nil { // see finish for the top
 		return nil
 	}
-	w.site.at(o.dir, "")
+	w.site.beginEntry(o.dir, "")
 	if err := w.directoryAttributes(o.src, o.dst, &o.st); err != nil {
 		return o.dir.wrong("copy", "", err)
 	}

@@ -183,7 +183,7 @@ func (d *delta) run(ctx context.Context, from int64, each Each) error {
 // walk passes through both files, a window at a time.
 func (d *delta) walk(ctx context.Context, at, limit int64) error {
 	for at < limit {
-		base, target, end, err := d.look(ctx, at, limit)
+		base, target, end, err := d.bothExtents(ctx, at, limit)
 		if err != nil {
 			return err
 		}
@@ -200,19 +200,19 @@ func (d *delta) walk(ctx context.Context, at, limit int64) error {
 	return nil
 }
 
-// looks is the number of attempts for a range whose extents are being moved.
-const looks = 3
+// attempts is the limit of attempts for a range whose extents are being moved.
+const attempts = 3
 
-// look returns the extents of both files from at on, and the offset up to which both lists are
+// bothExtents returns the extents of both files from at on, and the offset up to which both lists are
 // complete. All plain extents had their addresses at the same moment. Otherwise the filesystem
 // could free an extent of base and give its address to target between the two requests, and the
 // extents would seem equal.
 //
-// So look reads the extents of base again after those of target, which takes half as long again.
+// So bothExtents reads the extents of base again after those of target, which takes half as long again.
 // This is not necessary where the extents of both files can be counted and the filesystem moves
 // them only to reduce their number: on xfs, where the time matters most.
-func (d *delta) look(ctx context.Context, at, limit int64) (base, target []extent, end int64, err error) {
-	for range looks {
+func (d *delta) bothExtents(ctx context.Context, at, limit int64) (base, target []extent, end int64, err error) {
+	for range attempts {
 		before, err := d.counts()
 		if err != nil {
 			return nil, nil, 0, err

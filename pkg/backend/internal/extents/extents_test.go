@@ -377,7 +377,7 @@ func TestExtentsThatMoveAreRequestedAgainThenRead(t *testing.T) {
 	}{
 		"base stays":                 {0, nil, 2},               // the disk returns equal addresses
 		"base moves once":            {2, []span{{0, 8192}}, 4}, // and then has another address
-		"base moves again and again": {100, []span{{Block, Block}}, 2 * looks},
+		"base moves again and again": {100, []span{{Block, Block}}, 2 * attempts},
 	} {
 		base := &disk{extents: layout(), atOnce: 10,
 			moved: func(look int, e []extent) { e[0].physical += int64(min(look-1, tc.stays)) * Block }}
@@ -400,7 +400,7 @@ func TestCountedExtentsAreRequestedOnce(t *testing.T) {
 	}{
 		"they stay":             {0, nil, 1},
 		"some are moved":        {1, nil, 2},
-		"more and more of them": {100, []span{{Block, Block}}, looks},
+		"more and more of them": {100, []span{{Block, Block}}, attempts},
 	} {
 		base := &disk{extents: layout, atOnce: 10}
 		d, asked := pair(t, old, now, base, &disk{extents: layout, atOnce: 10}), 0

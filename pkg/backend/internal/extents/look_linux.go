@@ -14,7 +14,7 @@ func newLook(file *os.File) func(ctx context.Context, start, limit int64) ([]ext
 	request := &fiemap{}
 	return func(ctx context.Context, start, limit int64) ([]extent, int64, error) {
 		if request != nil {
-			found, end, err := request.look(ctx, file, start, limit)
+			found, end, err := request.readExtents(ctx, file, start, limit)
 			if !errors.Is(err, errors.ErrUnsupported) && !errors.Is(err, unix.EBADR) && !errors.Is(err, unix.ENOTTY) {
 				return found, end, err
 			}
@@ -59,7 +59,7 @@ const (
 // turn serializes requests for extents: two concurrent requests on xfs take eight times as long.
 var turn = make(chan struct{}, 1)
 
-func (r *fiemap) look(ctx context.Context, file *os.File, start, limit int64) ([]extent, int64, error) {
+func (r *fiemap) readExtents(ctx context.Context, file *os.File, start, limit int64) ([]extent, int64, error) {
 	select {
 	case turn <- struct{}{}:
 		defer func() { <-turn }()

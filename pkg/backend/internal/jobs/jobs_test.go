@@ -166,7 +166,7 @@ func TestCloseStopsJobs(t *testing.T) {
 func TestAnObjectIsHeldUntilTheLastRelease(t *testing.T) {
 	j := New()
 	defer j.Close()
-	first, second := j.Hold("id"), j.Hold("id")
+	first, second := j.BlockWrites("id"), j.BlockWrites("id")
 	first()
 	if !j.WritesBlocked("id") {
 		t.Error("the object is free after the first of two releases")

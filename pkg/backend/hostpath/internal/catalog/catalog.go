@@ -47,7 +47,7 @@ func (f *Full) Error() string {
 type Catalog[V Volume, S Snapshot, G Object] struct {
 	mu        sync.RWMutex
 	volumes   collection[V] // listed volumes
-	hidden    map[string]V  // other volumes
+	hidden    map[string]V  // inline volumes
 	snapshots collection[S]
 	bySource  map[string][]string // keys of snapshots, sorted, by the ID of their volume
 	groups    collection[G]
@@ -73,7 +73,7 @@ func (c *Catalog[V, S, G]) Replace(all Contents[V, S, G]) {
 	c.projects = map[uint32]bool{}
 	listed := make([]V, 0, len(all.Volumes))
 	for _, v := range all.Volumes {
-		c.take(v)
+		c.takeProject(v)
 		if c.reserved = addCapped(c.reserved, v.Reserved()); v.Listed() {
 			listed = append(listed, v)
 		} else {
@@ -115,8 +115,8 @@ func (c *Catalog[V, S, G]) Reserved() int64 {
 	return c.reserved
 }
 
-// take records the project of a volume.
-func (c *Catalog[V, S, G]) take(v V) {
+// takeProject records the project of a volume.
+func (c *Catalog[V, S, G]) takeProject(v V) {
 	if project := v.Project(); project != 0 {
 		c.projects[project] = true
 	}
@@ -171,7 +171,7 @@ func (c *Catalog[V, S, G]) VolumesAfter(after string, see func(key string, v V, 
 func (c *Catalog[V, S, G]) PutVolume(v V) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.take(v)
+	c.takeProject(v)
 	if v.Listed() {
 		c.volumes.put(v)
 	} else {

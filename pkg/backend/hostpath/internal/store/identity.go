@@ -36,7 +36,7 @@ type identity struct {
 // identify verifies that root is the root that was served last, or that no root was served before.
 // With cfg.Adopt, identify skips this check. Then it records root as the root that was served last.
 func identify(root *beneath.Dir, cfg Config) error {
-	memory, err := beneath.Open(filepath.Dir(cfg.Seen))
+	memory, err := beneath.Open(filepath.Dir(cfg.RootRecord))
 	if err != nil {
 		return err
 	}
@@ -45,9 +45,9 @@ func identify(root *beneath.Dir, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("%s of the root: %w", IdentityFile, err)
 	}
-	seen, err := readIdentity(memory, filepath.Base(cfg.Seen))
+	seen, err := readIdentity(memory, filepath.Base(cfg.RootRecord))
 	if err != nil {
-		return fmt.Errorf("%s: %w", cfg.Seen, err)
+		return fmt.Errorf("%s: %w", cfg.RootRecord, err)
 	}
 
 	if seen != nil && slices.Contains(cfg.Lost, seen.UUID) {
@@ -75,7 +75,7 @@ func identify(root *beneath.Dir, cfg Config) error {
 	}
 	crashpoint.Reached("identity:made")
 	if seen == nil || *seen != *has {
-		return identityFormat.Replace(memory, filepath.Base(cfg.Seen), has)
+		return identityFormat.Replace(memory, filepath.Base(cfg.RootRecord), has)
 	}
 	return nil
 }
@@ -116,7 +116,7 @@ func unused(root *beneath.Dir, seen *identity, cfg Config) error {
 		reason := fmt.Sprintf("the root %s has no %s and is not empty: it contains %.64q", cfg.Root, IdentityFile, n)
 		if seen != nil {
 			return fmt.Errorf("%s, and %s was served here: is its disk mounted? If these are its volumes, delete "+
-				"nothing, and copy %s to %s", reason, seen.UUID, cfg.Seen, IdentityFile)
+				"nothing, and copy %s to %s", reason, seen.UUID, cfg.RootRecord, IdentityFile)
 		}
 		return fmt.Errorf("%s. If these are volumes of this driver, delete nothing: to serve the root, start the "+
 			"driver once with --adopt-root", reason)

@@ -23,10 +23,10 @@ type InUse interface {
 	Gone() <-chan struct{}
 }
 
-// Make makes the object id in dir. fill durably puts a record and data into the incomplete
+// MakeObject makes the object id in dir. fill durably puts a record and data into the incomplete
 // directory. After an error other than ErrUndecided the object does not exist: its parts are
 // removed or in the trash.
-func (s *Store) Make(ctx context.Context, dir, id string, fill func(incomplete *beneath.Dir) error) error {
+func (s *Store) MakeObject(ctx context.Context, dir, id string, fill func(incomplete *beneath.Dir) error) error {
 	incomplete, err := s.prepare(ctx, id, fill)
 	if err != nil {
 		return err

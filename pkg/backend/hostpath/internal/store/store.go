@@ -52,13 +52,13 @@ var ErrUnavailable = errors.New("not available now")
 
 // Config selects the root to open.
 type Config struct {
-	Root    string   // absolute path of an existing directory
-	Node    string   // name of this node
-	Seen    string   // file outside Root that remembers the root that was served
-	Release string   // of the driver, for operators who read identity.json
-	Init    bool     // take Root if it is empty and Seen records no root
-	Adopt   bool     // take Root regardless of Seen
-	Lost    []string // UUIDs of roots that never come back
+	Root       string   // absolute path of an existing directory
+	Node       string   // name of this node
+	RootRecord string   // file outside Root that remembers the root that was served
+	Release    string   // of the driver, for operators who read identity.json
+	Init       bool     // take Root if it is empty and RootRecord records no root
+	Adopt      bool     // take Root regardless of RootRecord
+	Lost       []string // UUIDs of roots that never come back
 
 	ImageExt string // of the names of images: that of mounter.Images
 }
