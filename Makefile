@@ -122,10 +122,6 @@ test-images: ## build the images for this machine and run their programs; root, 
 clusters: ## run cluster-demo, quickstart, attached-cluster, own-driver-cluster, e2e, test-chart-cluster, test-node-faults and copy-cluster in one cluster on this machine (SCENARIOS=--only=demo,e2e); root, Debian
 	$(NEED) cluster pages
 	@$(GO) -C test/cluster run ./scenarios $(SCENARIOS)
-test-local-cluster: ## run the tests of the provider of local clusters, with guests; root, Debian
-	$(NEED) cluster guests
-	$(GO) -C test/cluster run ./build
-	$(GO) -C test/cluster test -count=1 -timeout 40m ./local
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
 	$(NEED) cluster guests
 	$(GO) -C test/cluster run ./build
