@@ -40,6 +40,14 @@ var linuxOptions = map[string]struct {
 	"nodiratime":  {0, unix.MOUNT_ATTR_NODIRATIME, 0, unix.ST_NODIRATIME},
 }
 
+// optionFlags returns the ST_* flags of mount options in mountinfo, which commas separate.
+func optionFlags(options string) (flags int64) {
+	for option := range strings.SplitSeq(options, ",") {
+		flags |= linuxOptions[option].flagIn
+	}
+	return flags
+}
+
 // attributes returns the options of m in the encodings of the kernel. nodev is always set, because
 // a pod must not open device nodes that are stored in a volume. nosuid is set unless the options
 // include suid.

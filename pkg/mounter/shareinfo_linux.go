@@ -106,13 +106,7 @@ func (l *linux) shareAt(at state) (*mountinfo.Info, error) {
 }
 
 // shownFlags returns the ST_* flags of a mount in mountinfo.
-func shownFlags(i *mountinfo.Info) int64 {
-	flags := int64(0)
-	for option := range strings.SplitSeq(i.Options, ",") {
-		flags |= linuxOptions[option].flagIn
-	}
-	return flags
-}
+func shownFlags(i *mountinfo.Info) int64 { return optionFlags(i.Options) }
 
 // verifyShown is verifyFlags for a mount of a share, which is in mountinfo. statfs(2) asks the
 // server.
