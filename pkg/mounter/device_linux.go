@@ -17,6 +17,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 )
 
 // A BlockDevice is mounted with mount-utils, which runs blkid, mkfs and fsck, behind a guard of its
@@ -208,13 +209,13 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 	if m.Serial == "" {
 		return plan{}, fmt.Errorf("%w: the storage gives no serial number of %s", ErrDevice, m.Source)
 	}
-	a, err := l.looks.ask(src.device, func() (looked, error) { return lookAt(src.device) })
+	a, err := l.looks.Start(src.device, func() (looked, error) { return lookAt(src.device) })
 	if err != nil {
 		return plan{}, fmt.Errorf("%w: %s: %w", ErrNoAnswer, m.Source, err)
 	}
-	found, err := a.wait(ctx)
+	found, err := a.Wait(ctx)
 	switch {
-	case errors.Is(err, errNoAnswer):
+	case errors.Is(err, inflight.ErrNoAnswer):
 		return plan{}, fmt.Errorf("%w: %s: %w", ErrNoAnswer, m.Source, err)
 	case errors.Is(err, unix.EBUSY):
 		return plan{}, fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s", ErrBusy, m.Source,

@@ -1,6 +1,10 @@
 package mounter
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/causeway-csi/causeway/internal/guard"
+)
 
 // diskHost has the system calls for virtual disks, disks and volumes. The files for Windows pass
 // them to the system, and decide nothing. The tests have a model. All calls may hang, and may
@@ -83,7 +87,7 @@ type diskInfo struct {
 }
 
 // diskCalls are the calls of a diskHost. Those of the library go through run, which makes one call at
-// a time, and returns a *panicError for a panic: see worker. The others are system calls for a file,
+// a time, and returns a *guard.Panic for a panic: see worker. The others are system calls for a file,
 // a disk or a mount point, and wait for no other call: to make a large virtual disk takes minutes.
 type diskCalls struct {
 	host diskHost
@@ -112,7 +116,7 @@ func (c diskCalls) done(name string, call func() error) error {
 
 // direct makes a call that is not of the library.
 func direct(name string, call func() error) error {
-	if err := recovered(name, call); err != nil {
+	if err := guard.Do(call); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
@@ -205,7 +209,7 @@ func (c diskCalls) unmountVolume(dir string) error {
 }
 
 func (c diskCalls) volumeAt(dir string) (volume string, present bool, err error) {
-	err = recovered("mount point at "+dir, func() (err error) {
+	err = guard.Do(func() (err error) {
 		volume, present, err = c.host.volumeAt(dir)
 		return err
 	})
@@ -227,7 +231,7 @@ func (c diskCalls) volumeSize(volume string) (int64, error) {
 // failure returns the failure that the flags of a volume show, or nil.
 func (c diskCalls) failure(volume string) (*Failure, error) {
 	var dirty, readOnly bool
-	err := recovered("flags of "+volume, func() (err error) {
+	err := guard.Do(func() (err error) {
 		dirty, readOnly, err = c.host.flags(volume)
 		return err
 	})

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -115,12 +116,12 @@ func isDown(m *mountinfo.Info) Failure {
 // a FIFO for example, are not opened. A dead disk shows when the filesystem next writes: in its
 // options or records, or by the shutdown of an xfs.
 func (l *linux) down(mounts []*mountinfo.Info) map[string]Failure {
-	ctx, cancel := context.WithTimeout(context.Background(), answerTime) // for all of them
+	ctx, cancel := context.WithTimeout(context.Background(), inflight.AnswerTime) // for all of them
 	defer cancel()
 	roots := rootsOf(mounts)
-	answers := map[string]*answer[struct{}]{}
+	answers := map[string]*inflight.Call[struct{}]{}
 	for device, m := range roots {
-		a, err := l.opens.ask(m.ID, func() (struct{}, error) { return struct{}{}, openRoot(m) })
+		a, err := l.opens.Start(m.ID, func() (struct{}, error) { return struct{}{}, openRoot(m) })
 		if err == nil { // else it is not known
 			answers[device] = a
 		}
@@ -128,10 +129,10 @@ func (l *linux) down(mounts []*mountinfo.Info) map[string]Failure {
 	all := map[string]Failure{}
 	for device, a := range answers {
 		m := roots[device]
-		switch _, err := a.wait(ctx); {
-		case errors.Is(err, errNoAnswer):
+		switch _, err := a.Wait(ctx); {
+		case errors.Is(err, inflight.ErrNoAnswer):
 			all[device] = Failure{Stalled, fmt.Sprintf("%s at %s does not answer (since %s)", m.FSType, m.Mountpoint,
-				a.since.UTC().Format(time.RFC3339))}
+				a.Since().UTC().Format(time.RFC3339))}
 		case errors.Is(err, unix.EIO):
 			all[device] = isDown(m)
 		}

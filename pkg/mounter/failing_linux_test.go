@@ -291,7 +291,7 @@ func TestAFilesystemThatDoesNotAnswerIsAFailure(t *testing.T) {
 		t.Fatal(infos, err)
 	}
 	hang := make(chan struct{})
-	if _, err := b.Host.(*linux).opens.ask(infos[0].ID,
+	if _, err := b.Host.(*linux).opens.Start(infos[0].ID,
 		func() (struct{}, error) { <-hang; return struct{}{}, nil }); err != nil {
 		t.Fatal(err)
 	}

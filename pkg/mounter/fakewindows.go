@@ -51,7 +51,7 @@ func NewFakeWindows(dir, state string) (*FakeWindows, error) {
 	disks := &fakeDisks{symlinks: links, folders: folders, data: filepath.Join(state, "disks"),
 		attached: map[uint32]fakeDisk{}, online: map[uint32]bool{}}
 	shares := &fakeShares{symlinks: links, shares: map[string]fakeShare{}, mappings: map[string]shareMapping{}}
-	l, err := newLinks(disks, dir, stores.links, withDisks(newLinkDisks(disks, recovered, clean, stores.formats)))
+	l, err := newLinks(disks, dir, stores.links, withDisks(newLinkDisks(disks, callDirectly, clean, stores.formats)))
 	if err == nil {
 		err = l.addShares(shares, stores.mappings, newWorker())
 	}

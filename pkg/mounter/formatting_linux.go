@@ -18,6 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/atomicfile"
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/regular"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 )
 
 // A driver that dies while mkfs runs leaves a device that is neither blank nor a filesystem. Such a
@@ -125,11 +126,11 @@ func (l *linux) forgetFormat(ctx context.Context, m Mount, src source, failed er
 	if errors.Is(failed, ErrStalled) { // mkfs may write later
 		return nil
 	}
-	a, err := l.looks.ask(src.device, func() (looked, error) { return lookAt(src.device) })
+	a, err := l.looks.Start(src.device, func() (looked, error) { return lookAt(src.device) })
 	if err != nil {
 		return nil
 	}
-	found, err := waitFor(context.WithoutCancel(ctx), a, answerTime)
+	found, err := waitFor(context.WithoutCancel(ctx), a, inflight.AnswerTime)
 	if err != nil || !found.blank { // by the record it was not used
 		return nil
 	}

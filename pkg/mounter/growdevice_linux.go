@@ -13,6 +13,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 )
 
 // growBlockDevice grows the filesystem on a block device that is mounted at path. The storage has
@@ -78,10 +79,10 @@ func (l *linux) seeGrowth(ctx context.Context, m Mount, src source, dev *os.File
 // rescan asks a SCSI disk to look at its size again. A disk that is reached by iSCSI or Fibre
 // Channel notices only then that it grew: store_rescan_field in drivers/scsi/scsi_sysfs.c of Linux.
 // Other devices have no such file, and notice by themselves. sys is /sys, or that of a test. The
-// disk may not answer, so rescan waits for answerTime at most. Errors: ErrNoAnswer.
+// disk may not answer, so rescan waits for inflight.AnswerTime at most. Errors: ErrNoAnswer.
 func (l *linux) rescan(ctx context.Context, sys string, device fileID) error {
 	path := filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", device.major, device.minor), "device/rescan")
-	a, err := l.rescans.ask(path, func() (struct{}, error) {
+	a, err := l.rescans.Start(path, func() (struct{}, error) {
 		file, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if errors.Is(err, fs.ErrNotExist) {
 			return struct{}{}, nil
@@ -93,9 +94,9 @@ func (l *linux) rescan(ctx context.Context, sys string, device fileID) error {
 		return struct{}{}, errors.Join(err, file.Close())
 	})
 	if err == nil {
-		_, err = waitFor(ctx, a, answerTime)
+		_, err = waitFor(ctx, a, inflight.AnswerTime)
 	}
-	if errors.Is(err, errNoAnswer) {
+	if errors.Is(err, inflight.ErrNoAnswer) {
 		err = fmt.Errorf("%w: write to %s: %w", ErrNoAnswer, path, err)
 	}
 	return err

@@ -41,9 +41,5 @@ func TestASCSIDiskIsRescanned(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	await.True(t, "the question ends", func() bool {
-		l.rescans.mu.Lock()
-		defer l.rescans.mu.Unlock()
-		return len(l.rescans.open) == 0
-	})
+	await.True(t, "the question ends", func() bool { return l.rescans.Len() == 0 })
 }

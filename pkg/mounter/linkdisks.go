@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 // A volume of a virtual or attached disk is mounted at a folder of the driver's own, and the text
@@ -86,7 +88,7 @@ func (d *linkDisks) flow(ctx context.Context, path string, f func(ctx context.Co
 			d.mu <- struct{}{}
 			result <- err
 		}()
-		err = recovered("change of a disk", func() error { return f(ctx) })
+		err = guard.Do(func() error { return f(ctx) })
 	}()
 	return awaitFlow(ctx, result)
 }
@@ -106,7 +108,7 @@ func (d *linkDisks) aside(ctx context.Context, image string, f func(ctx context.
 			release()
 			result <- err
 		}()
-		err = recovered("change of an image", func() error { return f(ctx) })
+		err = guard.Do(func() error { return f(ctx) })
 	}()
 	return awaitFlow(ctx, result)
 }
@@ -122,7 +124,7 @@ func awaitFlow(ctx context.Context, result <-chan error) error {
 	case err := <-result:
 		return err
 	case <-time.After(flowGrace):
-		return fmt.Errorf("%w: the call goes on: %w", ErrStalled, ctx.Err())
+		return fmt.Errorf("%w: the call continues: %w", ErrStalled, ctx.Err())
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 const gib = 1 << 30
@@ -419,9 +421,9 @@ func TestAnswersOfTheLibrary(t *testing.T) {
 				}
 				return nil
 			}
-			var panicked *panicError
+			var panicked *guard.Panic
 			if err := b.Mount(context.Background(), b.vhdx("v"), b.staging()); !errors.As(err, &panicked) {
-				t.Errorf("%s: Mount = %v, want a panicError", call, err)
+				t.Errorf("%s: Mount = %v, want a panic", call, err)
 			}
 			m.disks.fail = nil
 			b.mount(b.vhdx("v"), b.staging())

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 // One goroutine removes mappings: a removal took 225 s in the field (azurefile-csi-driver#1925). No
@@ -72,7 +74,7 @@ func (s *mappings) remove() {
 		if r == nil {
 			return
 		}
-		err := recovered("remove the mapping of "+root, func() error { return s.removeRoot(root) })
+		err := guard.Do(func() error { return s.removeRoot(root) })
 		s.mu.Lock()
 		s.end(root, r, err)
 		s.mu.Unlock()
@@ -127,7 +129,7 @@ func (s *mappings) removeRoot(root string) error {
 
 // usage returns the usage of the share with a directory, until ctx ends.
 func (s *mappings) usage(ctx context.Context, text string) (Usage, error) {
-	u, err := s.flights.do(ctx, "usage of "+text, func() (Usage, error) { return s.host.shareUsage(text) })
+	u, err := s.flights.Do(ctx, "usage of "+text, func() (Usage, error) { return s.host.shareUsage(text) })
 	if err != nil {
 		return Usage{}, fmt.Errorf("%s: %w", text, classify(err))
 	}

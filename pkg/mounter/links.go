@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"slices"
 	"sync"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 )
 
 // links is a Mounter for systems without mounts of directories, such as Windows. A mount is a link
@@ -24,9 +26,9 @@ type links struct {
 	kubelet string // clean
 	pathForm
 	records *linkRecords
-	disks   *linkDisks // nil: this system has no disks for volumes
-	shares  *mappings  // nil: this machine has none
-	usages  flights    // of directories and disks
+	disks   *linkDisks                    // nil: this system has no disks for volumes
+	shares  *mappings                     // nil: this machine has none
+	usages  inflight.Group[string, Usage] // of directories and disks
 
 	unreadMu sync.Mutex
 	unread   []unreadPath
@@ -39,7 +41,7 @@ func newLinks(host linkHost, kubelet string, store recordStore, options ...linkO
 	if err != nil {
 		return nil, fmt.Errorf("kubelet directory: %w", err)
 	}
-	l := &links{host: host, kubelet: kubelet, pathForm: form}
+	l := &links{host: host, kubelet: kubelet, pathForm: form, usages: inflight.Group[string, Usage]{Limit: inflight.NoLimit}}
 	for _, o := range options {
 		o(l)
 	}
@@ -475,7 +477,7 @@ func (l *links) Usage(ctx context.Context, path string) (Usage, error) {
 // usageOf returns the usage of the filesystem with a directory, until ctx ends: an attached disk can
 // stop answering.
 func (l *links) usageOf(ctx context.Context, dir string) (Usage, error) {
-	return l.usages.do(ctx, "usage of "+dir, func() (Usage, error) { return l.host.usage(dir) })
+	return l.usages.Do(ctx, "usage of "+dir, func() (Usage, error) { return l.host.usage(dir) })
 }
 
 // target returns a path of a request in its one form. Errors: ErrPath if it is not below the

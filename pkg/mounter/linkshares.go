@@ -10,6 +10,9 @@ import (
 	"io/fs"
 	"slices"
 	"sync"
+
+	"github.com/causeway-csi/causeway/internal/guard"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 )
 
 // mappings are the mappings of shares that the mounts of a links need. The root of a share has one
@@ -21,7 +24,7 @@ import (
 type mappings struct {
 	host    shareHost
 	worker  *worker
-	flights flights
+	flights inflight.Group[string, Usage]
 	servers locks[string] // held while mappings of a server are examined and made
 	hasLink func(root string) bool
 	records mappingRecords
@@ -47,7 +50,7 @@ func newMappings(host shareHost, store recordStore, hasLink func(root string) bo
 	if err != nil {
 		return nil, err
 	}
-	s := &mappings{host: host, worker: calls, hasLink: hasLink, records: records, pins: map[string]int{},
+	s := &mappings{host: host, worker: calls, flights: inflight.Group[string, Usage]{Limit: inflight.NoLimit}, hasLink: hasLink, records: records, pins: map[string]int{},
 		removals: map[string]*removal{}, digests: map[string][sha256.Size]byte{}}
 	rand.Read(s.key[:])
 	return s, nil
@@ -221,7 +224,7 @@ func (s *mappings) check(ctx context.Context, u shareUse, m shareMapping) (repla
 // mapRoot maps the root of u, and probes it. The call that maps pins the root itself, and runs on
 // when ctx ends: a mapping that comes late has a record, and is removed.
 func (s *mappings) mapRoot(ctx context.Context, u shareUse) error {
-	s.flights.forget() // a probe that hangs may be of the session before
+	s.flights.Forget() // a probe that hangs may be of the session before
 	var hint error
 	err := s.worker.do(ctx, "map "+u.root, func() (err error) {
 		hint, err = s.mapRecorded(u)
@@ -264,7 +267,7 @@ func (s *mappings) mapRecorded(u shareUse) (hint, err error) {
 	if err := s.records.put(r); err != nil {
 		return nil, err
 	}
-	hint = recovered("map "+u.root, func() error { return s.host.mapShare(u.root, u.credentials, r.Private) })
+	hint = guard.Do(func() error { return s.host.mapShare(u.root, u.credentials, r.Private) })
 	_, err = s.host.mapping(u.root)
 	return hint, err
 }
@@ -299,7 +302,7 @@ func (s *mappings) digest(c Credentials) (d [sha256.Size]byte) {
 
 // probe asks the server for a directory, until ctx ends. path may be a link to it.
 func (s *mappings) probe(ctx context.Context, path string) error {
-	_, err := s.flights.do(ctx, "ask the server for "+path, func() (Usage, error) {
+	_, err := s.flights.Do(ctx, "ask the server for "+path, func() (Usage, error) {
 		return Usage{}, s.host.probe(path)
 	})
 	if err != nil {

@@ -12,8 +12,6 @@ import (
 // imageExt is the extension of images: the system knows the format by it.
 const imageExt = ".vhdx"
 
-const ntfs = "ntfs"
-
 // imagePath returns the clean path of an image that exists. Errors: ErrPath, fs.ErrNotExist,
 // ErrFormat for a directory.
 func (l *links) imagePath(path string) (string, error) {

@@ -1,3 +1,4 @@
+// Package keylock has locks by key.
 package mounter
 
 import (
@@ -19,9 +20,9 @@ type lock struct {
 }
 
 // lockUntilWanted takes the lock of a key for a caller that gives way: it reports false if another
-// caller holds the lock, and the returned context ends with the cause errWanted when another caller
+// caller holds the lock, and the returned context ends with the cause wanted when another caller
 // waits for the lock.
-func (l *locks[K]) lockUntilWanted(ctx context.Context, key K) (held context.Context, release func(), ok bool) {
+func (l *locks[K]) lockUntilWanted(ctx context.Context, key K, wanted error) (held context.Context, release func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, used := l.used[key]; used {
@@ -30,12 +31,9 @@ func (l *locks[K]) lockUntilWanted(ctx context.Context, key K) (held context.Con
 	held, cancel := context.WithCancelCause(ctx)
 	k := l.add(key)
 	<-k.free
-	k.users, k.wanted = 1, func() { cancel(errWanted) }
+	k.users, k.wanted = 1, func() { cancel(wanted) }
 	return held, func() { cancel(nil); l.leave(key, true) }, true
 }
-
-// errWanted is the end of the work of a caller that gives way.
-var errWanted = fmt.Errorf("%w: another call works on the same volume", ErrBusy)
 
 // lock takes the locks of all keys. lock waits for each lock until no other caller holds the lock.
 // All callers must pass keys in the same order. A free lock is granted even if ctx has ended,

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -47,7 +48,7 @@ type loops struct {
 	files    map[int]attached // the last known file, by device number
 	shown    map[fileID]int   // by the root of a mounted btrfs, which does not show the device number of its disk
 	standard map[uint64]int   // the default read-ahead of a device in sectors, by the filesystem of its file
-	asks     queries[int, backing]
+	asks     inflight.Group[int, backing]
 }
 
 // attached is the last known backing file of a device. The device still has that file if its
@@ -320,14 +321,14 @@ func (l *loops) fileOf(n int) (backing, error) {
 	if a, ok := l.lastFile(n); ok && sequence != "" && a.sequence == sequence {
 		return a.file, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	ctx, cancel := context.WithTimeout(context.Background(), inflight.AnswerTime)
 	defer cancel()
 	var has backing
-	r, err := l.asks.ask(n, func() (backing, error) { return fileOfLoop(n) })
+	r, err := l.asks.Start(n, func() (backing, error) { return fileOfLoop(n) })
 	if err == nil {
-		has, err = r.wait(ctx)
+		has, err = r.Wait(ctx)
 	}
-	if errors.Is(err, errNoAnswer) {
+	if errors.Is(err, inflight.ErrNoAnswer) {
 		return has, fmt.Errorf("%w: %s %w", ErrNoAnswer, loopPath(n), err)
 	}
 	if err == nil && sequence != "" && sequenceOf(n) == sequence {

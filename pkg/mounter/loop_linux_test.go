@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/await"
@@ -83,12 +84,12 @@ func stalledDevice(t *testing.T) (b *bench, device string, end func()) {
 		}
 	})
 	await.True(t, "the device answers nothing", func() bool {
-		var asks queries[int, backing]
-		r, _ := asks.ask(n, func() (backing, error) { return fileOfLoop(n) })
+		var asks inflight.Group[int, backing]
+		r, _ := asks.Start(n, func() (backing, error) { return fileOfLoop(n) })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
-		_, err := r.wait(ctx)
-		return errors.Is(err, errNoAnswer)
+		_, err := r.Wait(ctx)
+		return errors.Is(err, inflight.ErrNoAnswer)
 	})
 	return b, device, end
 }
@@ -311,39 +312,4 @@ func TestFileOfNoticesANewBackingFile(t *testing.T) {
 	}
 	runTool(t, "losetup", "-d", device)
 	await.True(t, "the device is free again", func() bool { _, err := l.fileOf(n); return errors.Is(err, unix.ENXIO) })
-}
-
-func TestOpenQueriesAreBounded(t *testing.T) {
-	var a queries[int, int]
-	release := make(chan struct{})
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	asked := make(chan int, 2*maxQueries)
-	question := func() (int, error) { asked <- 1; <-release; return 7, nil }
-	var open []*answer[int]
-	for key := range maxQueries {
-		for range 3 {
-			r, err := a.ask(key, question)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := r.wait(ctx); !errors.Is(err, errNoAnswer) {
-				t.Errorf("wait = %v, want errNoAnswer", err)
-			}
-			open = append(open, r)
-		}
-	}
-	if _, err := a.ask(maxQueries, question); !errors.Is(err, errNoAnswer) {
-		t.Errorf("a question above the limit: %v, want errNoAnswer", err)
-	}
-	close(release)
-	for _, r := range open {
-		if value, err := r.wait(context.Background()); value != 7 || err != nil {
-			t.Errorf("wait = %d, %v", value, err)
-		}
-	}
-	if len(asked) != maxQueries {
-		t.Errorf("%d questions were asked for %d keys", len(asked), maxQueries)
-	}
-	await.True(t, "a further question is asked", func() bool { _, err := a.ask(maxQueries, question); return err == nil })
 }

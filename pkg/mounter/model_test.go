@@ -340,7 +340,7 @@ func startLinks(t *testing.T, host linkHost, kubelet string, store recordStore) 
 	t.Helper()
 	var options []linkOption
 	if m, ok := host.(*model); ok {
-		d := newLinkDisks(m.disks, recovered, modelFolders, m.disks.records())
+		d := newLinkDisks(m.disks, callDirectly, modelFolders, m.disks.records())
 		d.pause, d.looks = func(ctx context.Context) error { return ctx.Err() }, 10
 		options = append(options, withDisks(d))
 	}

@@ -145,7 +145,7 @@ type Usage struct {
 // Errors that a Host returns wrapped, with the operation and its object.
 var (
 	// outside the kubelet directory, relative, unclean, or through a link
-	ErrPath     = errors.New("invalid path")
+	ErrPath     = errPath
 	ErrConflict = errors.New("occupied by another mount")   // or by the same mount with other options
 	ErrBusy     = errors.New("in use")                      // files below the path are open
 	ErrNotEmpty = errors.New("not an empty directory")      // a mount would hide files
@@ -383,39 +383,6 @@ func CheckFormat(fsType string, arguments []string) error {
 			return fmt.Errorf("%w: invalid value %.32q of the argument %s of mkfs.%.32s: must not start with - or "+
 				"hold a slash", ErrOption, a, arguments[i-1], fsType)
 		}
-	}
-	return nil
-}
-
-const (
-	maxPath = 4095 // PATH_MAX of Linux, less the terminating NUL
-	maxName = 255  // NAME_MAX: bytes of an element of a path
-)
-
-// below returns path relative to dir. Both must be absolute and clean, and path strictly below dir.
-func below(dir, path string) (string, error) {
-	if len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
-		return "", fmt.Errorf("%w: a path has at most %d bytes, none of them NUL", ErrPath, maxPath)
-	}
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-		return "", fmt.Errorf("%w: %.128q is not absolute and clean", ErrPath, path)
-	}
-	rel, ok := strings.CutPrefix(path, strings.TrimSuffix(dir, string(filepath.Separator))+string(filepath.Separator))
-	if !ok || rel == "" {
-		return "", fmt.Errorf("%w: %.128q is not below %q", ErrPath, path, dir)
-	}
-	for name := range strings.SplitSeq(rel, string(filepath.Separator)) {
-		if len(name) > maxName {
-			return "", fmt.Errorf("%w: %.64q… has %d bytes, over %d", ErrPath, name, len(name), maxName)
-		}
-	}
-	return rel, nil
-}
-
-// checkDir returns an error for a directory that no Mounter can work below.
-func checkDir(dir string) error {
-	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
-		return fmt.Errorf("%w: the kubelet directory %q is not absolute and clean", ErrPath, dir)
 	}
 	return nil
 }

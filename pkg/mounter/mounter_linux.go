@@ -18,6 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 )
 
 // maxLayers bounds the number of stacked mounts that Unmount removes from a path.
@@ -31,14 +32,14 @@ type linux struct {
 	state    string // directory of the Host alone, for the records of frozen filesystems
 	known    known
 	loops    loops
-	layers   queries[string, layer]    // of overlays, by path
-	opens    queries[int, struct{}]    // opens the root of a filesystem, by mount ID
-	looks    queries[fileID, looked]   // at the content of block devices, by device number
-	rescans  queries[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
-	images   locks[backing]            // held by calls that mount, unmount, change or freeze an image
-	syncs    locks[backing]            // held to unmount, flush, freeze or trim an image; taken before images
-	helpers  helper.Pool               // for system calls that a tenant can make stall
-	freezers helper.Pool               // for freezes, so that they never take a helper from a thaw
+	layers   inflight.Group[string, layer]    // of overlays, by path
+	opens    inflight.Group[int, struct{}]    // opens the root of a filesystem, by mount ID
+	looks    inflight.Group[fileID, looked]   // at the content of block devices, by device number
+	rescans  inflight.Group[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
+	images   locks[backing]                   // held by calls that mount, unmount, change or freeze an image
+	syncs    locks[backing]                   // held to unmount, flush, freeze or trim an image; taken before images
+	helpers  helper.Pool                      // for system calls that a tenant can make stall
+	freezers helper.Pool                      // for freezes, so that they never take a helper from a thaw
 	// for system calls on shares, which wait for a server
 	shareHelpers helper.Pool
 	shareSlots   *fair.Slots // of the helpers for mounts and usage of shares

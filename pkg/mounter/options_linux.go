@@ -52,7 +52,7 @@ func optionFlags(options string) (flags int64) {
 // a pod must not open device nodes that are stored in a volume. nosuid is set unless the options
 // include suid.
 func attributes(m Mount) (attributeSet, error) {
-	if _, isType := linuxMounts.fsTypes[m.FSType]; !isType && slices.Contains(FSTypes(), m.FSType) {
+	if _, isType := imageOptions[m.FSType]; !isType && slices.Contains(FSTypes(), m.FSType) {
 		return attributeSet{}, fmt.Errorf("%w: %w: the filesystem %s on Linux", ErrFormat, errors.ErrUnsupported,
 			m.FSType)
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,7 +34,7 @@ func FindDevice(ctx context.Context, serial string) (path string, sequence uint6
 
 // identities are the reads of FindDevice that have not returned yet. They outlive the call, so that
 // a stalled device occupies only one thread, however often FindDevice is called.
-var identities queries[string, identity]
+var identities inflight.Group[string, identity]
 
 const (
 	// firstWait is the time that FindDevice waits for a device before it also asks the next device.
@@ -55,7 +56,7 @@ type identity struct {
 // finder looks for a device by its serial number.
 type finder struct {
 	sys, dev string // /sys/block and /dev, or those of a test
-	asks     *queries[string, identity]
+	asks     *inflight.Group[string, identity]
 }
 
 // find implements [FindDevice].
@@ -97,23 +98,23 @@ func (f finder) all(ctx context.Context, serial string) (found, silent []string,
 			found = append(found, name)
 		}
 	}
-	late := map[string]*answer[identity]{}
+	late := map[string]*inflight.Call[identity]{}
 	for _, d := range devices {
 		a, err := f.ask(d.Name())
 		var id identity
 		if err == nil {
 			id, err = waitFor(ctx, a, firstWait)
 		}
-		if a != nil && errors.Is(err, errNoAnswer) {
+		if a != nil && errors.Is(err, inflight.ErrNoAnswer) {
 			late[d.Name()] = a
 			continue
 		}
 		note(d.Name(), id, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerTime) // for all late devices together
+	ctx, cancel := context.WithTimeout(ctx, inflight.AnswerTime) // for all late devices together
 	defer cancel()
 	for name, a := range late {
-		id, err := a.wait(ctx)
+		id, err := a.Wait(ctx)
 		note(name, id, err)
 	}
 	slices.Sort(found)
@@ -122,16 +123,16 @@ func (f finder) all(ctx context.Context, serial string) (found, silent []string,
 }
 
 // ask starts to read the identity of a device.
-func (f finder) ask(name string) (*answer[identity], error) {
+func (f finder) ask(name string) (*inflight.Call[identity], error) {
 	dir := filepath.Join(f.sys, name)
-	return f.asks.ask(dir, func() (identity, error) { return identityOf(dir) })
+	return f.asks.Start(dir, func() (identity, error) { return identityOf(dir) })
 }
 
-// waitFor waits for an answer. Errors: errNoAnswer if the wait takes longer than limit.
-func waitFor[V any](ctx context.Context, a *answer[V], limit time.Duration) (V, error) {
+// waitFor waits for an answer. Errors: inflight.ErrNoAnswer if the wait takes longer than limit.
+func waitFor[V any](ctx context.Context, a *inflight.Call[V], limit time.Duration) (V, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return a.wait(ctx)
+	return a.Wait(ctx)
 }
 
 // identityOf reads the identity of the device with the sysfs directory dir. A device without a
@@ -229,7 +230,7 @@ func (f finder) node(ctx context.Context, name, serial string) (string, uint64, 
 	a, err := f.ask(name)
 	var id identity
 	if err == nil {
-		id, err = waitFor(ctx, a, answerTime)
+		id, err = waitFor(ctx, a, inflight.AnswerTime)
 	}
 	if err != nil {
 		return "", 0, fmt.Errorf("%w: %s: %w", ErrNoAnswer, name, err)

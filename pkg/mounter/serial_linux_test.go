@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/await"
@@ -49,7 +50,7 @@ func TestFindDeviceBySerialNumber(t *testing.T) {
 	node("vde", 99)
 	write(t, filepath.Join(sys, "vda", "diskseq"), "7\n")
 	sequences := map[string]uint64{"vda": 7}
-	look := finder{sys, dev, &queries[string, identity]{}}
+	look := finder{sys, dev, &inflight.Group[string, identity]{}}
 	for serial, want := range map[string]string{"one": "vda", "two": "nvme0n1", "three": "sda", "slash": "cciss/c0d0"} {
 		got, sequence, err := look.find(context.Background(), serial)
 		if err != nil || got != filepath.Join(dev, want) || sequence != sequences[want] {
@@ -84,16 +85,14 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	look := finder{sys, dev, &queries[string, identity]{}}
+	look := finder{sys, dev, &inflight.Group[string, identity]{}}
 	defer func() { // let the stalled read return
 		if f, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
 			await.True(t, "no question is open", func() bool {
-				look.asks.mu.Lock()
-				defer look.asks.mu.Unlock()
 				f.WriteString("x")
 				f.Close()
 				f, err = os.OpenFile(pipe, os.O_RDWR, 0)
-				return len(look.asks.open) == 0
+				return look.asks.Len() == 0
 			})
 			f.Close()
 		}
@@ -114,8 +113,8 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 		!strings.Contains(err.Error(), "vdb: ") {
 		t.Errorf("find = %v, want ErrNoAnswer that names vda and vdb", err)
 	}
-	if len(look.asks.open) != 1 {
-		t.Errorf("%d reads are open, want 1", len(look.asks.open))
+	if look.asks.Len() != 1 {
+		t.Errorf("%d reads are open, want 1", look.asks.Len())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -3,10 +3,8 @@ package mounter
 import (
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -180,49 +178,4 @@ func (s ShareSource) unc() string {
 // kernel does not show it in the source of a mount.
 func (s ShareSource) same(other ShareSource) bool {
 	return s.Server == other.Server && strings.EqualFold(s.Share, other.Share) && s.Path == other.Path
-}
-
-// shareOptions are the permitted options of a Share on Linux beside directoryOptions: for each, the form of
-// its value, or nil for an option without a value. Options that name a server, a credential or a
-// file are not among them, nor those that weaken the consistency of the data. mount.cifs(8).
-var shareOptions = map[string]*regexp.Regexp{
-	"uid": id32, "gid": id32, "cruid": id32,
-	"file_mode": mode, "dir_mode": mode,
-	"actimeo": seconds, "acregmax": seconds, "acdirmax": seconds, "closetimeo": seconds, "echo_interval": seconds,
-	"rsize": bytes32, "wsize": bytes32,
-	"cache":       regexp.MustCompile(`^(none|strict)$`),
-	"vers":        regexp.MustCompile(`^(3|3\.0|3\.02|3\.1\.1)$`),
-	"sec":         regexp.MustCompile(`^(krb5|ntlmssp)$`),
-	contextOption: label,
-	"forceuid":    nil, "forcegid": nil, "noperm": nil, "mfsymlinks": nil, "nobrl": nil, "serverino": nil,
-	"noserverino": nil, "seal": nil, "sign": nil, "soft": nil, "hard": nil, "nosharesock": nil, "guest": nil,
-}
-
-var (
-	id32    = regexp.MustCompile(`^(0|[1-9][0-9]{0,8}|[1-3][0-9]{9})$`) // below 4,000,000,000
-	mode    = regexp.MustCompile(`^0?[0-7]{3,4}$`)
-	seconds = regexp.MustCompile(`^[0-9]{1,5}$`)
-	bytes32 = regexp.MustCompile(`^[1-9][0-9]{3,7}$`)
-)
-
-// isShareOption reports whether an option is one of those permitted.
-func isShareOption(permitted map[string]*regexp.Regexp, option string) bool {
-	name, value, hasValue := strings.Cut(option, "=")
-	if l, ok := labelOf(option); ok {
-		value = l
-	}
-	form, ok := permitted[name]
-	return ok && hasValue == (form != nil) && (form == nil || form.MatchString(value))
-}
-
-// shareOptionNames returns the names of permitted options, sorted, for an error.
-func shareOptionNames(permitted map[string]*regexp.Regexp) []string {
-	var names []string
-	for _, name := range slices.Sorted(maps.Keys(permitted)) {
-		if permitted[name] != nil {
-			name += "="
-		}
-		names = append(names, name)
-	}
-	return names
 }

@@ -72,20 +72,6 @@ var windowsShareOptions = func() map[string]*regexp.Regexp {
 // systems are the operating systems whose nodes a cluster can mix.
 var systems = []system{linuxMounts, windowsMounts}
 
-// directoryOptions are the permitted mount options of a Directory on Linux.
-var directoryOptions = []string{
-	"ro", "rw", "exec", "noexec", "suid", "nosuid", "nodev",
-	"relatime", "noatime", "nodiratime", "strictatime",
-}
-
-// imageOptions are the permitted mount options of an Image on Linux beside directoryOptions, by
-// filesystem type.
-var imageOptions = map[string][]string{
-	"ext4":  {"discard", "lazytime", "sync", "dirsync", "data=journal"},
-	"xfs":   {"discard", "lazytime", "sync", "dirsync", "largeio"},
-	"btrfs": {"discard", "sync", "dirsync", "autodefrag", "compress=zstd", "compress=lzo", "compress=zlib"},
-}
-
 // supports is Images.Supports of this system.
 func (s system) supports(k Kind, fsType string, options []string) error {
 	switch _, isType := s.fsTypes[fsType]; {
@@ -178,11 +164,6 @@ func optionAt(options []string, i int) string {
 		at += " (" + name + ")"
 	}
 	return at
-}
-
-func hasShareOption(name string) bool {
-	_, ok := shareOptions[name]
-	return ok
 }
 
 // CheckOptions returns ErrOption for the first of options that a mount of kind k with this

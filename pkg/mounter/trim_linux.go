@@ -76,6 +76,9 @@ func trimFilesystem(dir *os.File, fsType string, progress func() error) error {
 	}
 }
 
+// errWanted is the error of a trim that gives way.
+var errWanted = fmt.Errorf("%w: another call works on the same volume", ErrBusy)
+
 func (l *linux) Trim(ctx context.Context, tenant, image string) (freed int64, err error) {
 	files, err := imagesAt([]string{image})
 	if err != nil {
@@ -85,7 +88,7 @@ func (l *linux) Trim(ctx context.Context, tenant, image string) (freed int64, er
 	if err := errors.Join(l.stalls.check(d.image), l.stalls.admit(tenant)); err != nil {
 		return 0, err
 	}
-	ctx, release, ok := l.syncs.lockUntilWanted(ctx, d.image)
+	ctx, release, ok := l.syncs.lockUntilWanted(ctx, d.image, errWanted)
 	if !ok {
 		return 0, errWanted
 	}

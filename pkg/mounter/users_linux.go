@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -74,7 +75,7 @@ type overlaySearch struct {
 	own     *mountinfo.Info            // the mount through which the directory is reached
 	mounts  map[uint64]*mountinfo.Info // by ID
 	source  []string                   // the directory's paths, as text
-	asks    *queries[string, layer]
+	asks    *inflight.Group[string, layer]
 	checked map[string]bool // whether a path leads below the directory; a cache, as overlays share layers
 }
 
@@ -117,11 +118,11 @@ func (s *overlaySearch) leadsBelow(path string) bool {
 func (s *overlaySearch) resolvesBelow(path string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), layerTime)
 	defer cancel()
-	r, err := s.asks.ask(path, func() (layer, error) { return resolveLayer(path) })
+	r, err := s.asks.Start(path, func() (layer, error) { return resolveLayer(path) })
 	if err != nil {
 		return false
 	}
-	to, err := r.wait(ctx)
+	to, err := r.Wait(ctx)
 	i := s.mounts[to.mount]
 	if err != nil || i == nil || i.Major != s.own.Major || i.Minor != s.own.Minor {
 		return false

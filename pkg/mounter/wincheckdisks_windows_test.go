@@ -147,7 +147,7 @@ var diskAssumptions = []assumption{
 	}},
 	{"disks", "the guard finds a disk with a partition table, and a new one blank", func(t *testing.T) string {
 		d := trial(t)
-		disks := newLinkDisks(d.h, recovered, d.dir, nil)
+		disks := newLinkDisks(d.h, callDirectly, d.dir, nil)
 		look := func(number uint32) content {
 			all, err := d.h.disks()
 			d.ok("disks", err)

@@ -1,22 +1,31 @@
-package mounter
+package inflight
 
 import (
 	"context"
 	"errors"
 	"io/fs"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-func TestAWorkerMakesOneCallAtATime(t *testing.T) {
-	w := newWorker()
+// queueCall makes a call without a result.
+func queueCall(g *Group[string, int], ctx context.Context, key string, f func() error) error {
+	_, err := g.Queue(ctx, key, func() (int, error) { return 0, f() })
+	return err
+}
+
+func TestAQueueMakesOneCallAtATime(t *testing.T) {
+	w := Group[string, int]{Limit: 1}
 	var running, overlaps, calls atomic.Int32
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			if err := w.do(context.Background(), "call", func() error {
+			if err := queueCall(&w, context.Background(), "call", func() error {
 				if running.Add(1) > 1 {
 					overlaps.Add(1)
 				}
@@ -34,33 +43,33 @@ func TestAWorkerMakesOneCallAtATime(t *testing.T) {
 	}
 }
 
-// TestAWorkerOutlivesPanics: the library dereferences NULL properties.
-func TestAWorkerOutlivesPanics(t *testing.T) {
-	w := newWorker()
+// TestAQueueOutlivesPanics: the library dereferences NULL properties.
+func TestAQueueOutlivesPanics(t *testing.T) {
+	w := Group[string, int]{Limit: 1}
 	ctx := context.Background()
 	var property *int
-	err := w.do(ctx, "query", func() error { *property = 1; return nil })
-	var p *panicError
-	if !errors.As(err, &p) || !strings.Contains(err.Error(), "query: panic") || !strings.Contains(err.Error(), "nil pointer") {
+	err := queueCall(&w, ctx, "query", func() error { *property = 1; return nil })
+	var p *guard.Panic
+	if !errors.As(err, &p) || !strings.Contains(err.Error(), "query: ") || !strings.Contains(err.Error(), "nil pointer") {
 		t.Errorf("got %v, want the name and the value of the panic", err)
 	}
-	if err := w.do(ctx, "query", func() error { panic(fs.ErrInvalid) }); !errors.Is(err, fs.ErrInvalid) {
-		t.Errorf("got %v, want the error in the panic", err)
+	if err := queueCall(&w, ctx, "query", func() error { runtime.Goexit(); return nil }); !errors.Is(err, errNoResult) {
+		t.Errorf("a call that ends its goroutine: %v, want %v", err, errNoResult)
 	}
-	if err := w.do(ctx, "query", func() error { return fs.ErrExist }); !errors.Is(err, fs.ErrExist) {
+	if err := queueCall(&w, ctx, "query", func() error { return fs.ErrExist }); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("the next call: %v", err)
 	}
 }
 
-// TestAWorkerIsBounded: a call that hangs delays its caller and the next one until their contexts
+// TestAQueueIsBounded: a call that hangs delays its caller and the next one until their contexts
 // end, and keeps the slot until it really ends.
-func TestAWorkerIsBounded(t *testing.T) {
-	w := newWorker()
+func TestAQueueIsBounded(t *testing.T) {
+	w := Group[string, int]{Limit: 1}
 	ctx, cancel := context.WithCancel(context.Background())
 	begun, end := make(chan struct{}), make(chan struct{})
 	result := make(chan error)
 	go func() {
-		result <- w.do(ctx, "first call", func() error { close(begun); <-end; return nil })
+		result <- queueCall(&w, ctx, "first call", func() error { close(begun); <-end; return nil })
 	}()
 	<-begun
 	cancel()
@@ -69,31 +78,31 @@ func TestAWorkerIsBounded(t *testing.T) {
 	}
 	waiting, stop := context.WithCancel(context.Background())
 	go func() {
-		result <- w.do(waiting, "second call", func() error { t.Error("it runs beside the first"); return nil })
+		result <- queueCall(&w, waiting, "second call", func() error { t.Error("it runs beside the first"); return nil })
 	}()
 	stop()
 	if err := <-result; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "second call") {
 		t.Errorf("the call that waits: %v", err)
 	}
-	go func() { result <- w.do(context.Background(), "third call", func() error { return nil }) }()
+	go func() { result <- queueCall(&w, context.Background(), "third call", func() error { return nil }) }()
 	close(end)
 	if err := <-result; err != nil {
 		t.Errorf("after the end of the first call: %v", err)
 	}
 }
 
-// TestAWorkerNamesTheCallThatHangs, also to a caller whose context ends while it waits.
-func TestAWorkerNamesTheCallThatHangs(t *testing.T) {
-	w := newWorker()
+// TestAQueueNamesTheCallThatHangs, also to a caller whose context ends while it waits.
+func TestAQueueNamesTheCallThatHangs(t *testing.T) {
+	w := Group[string, int]{Limit: 1}
 	begun, end := make(chan struct{}), make(chan struct{})
 	result := make(chan error)
 	go func() {
-		result <- w.do(context.Background(), "first call", func() error { close(begun); <-end; return nil })
+		result <- queueCall(&w, context.Background(), "first call", func() error { close(begun); <-end; return nil })
 	}()
 	<-begun
 	ctx := &lateContext{Context: context.Background(), done: make(chan struct{})}
 	close(ctx.done)
-	if err := w.do(ctx, "second call", func() error { return nil }); !errors.Is(err, context.DeadlineExceeded) ||
+	if err := queueCall(&w, ctx, "second call", func() error { return nil }); !errors.Is(err, context.DeadlineExceeded) ||
 		!strings.Contains(err.Error(), "first call") {
 		t.Errorf("got %v, want the call that hangs", err)
 	}
