@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -121,7 +123,7 @@ func putLegacy(t target, r recipe) (ownMount, error) {
 
 // confirm returns ErrPath unless path leads to m and to no mount on top of it.
 func (l *linux) confirm(m ownMount, path string) error {
-	rel, err := below(l.dir, path)
+	rel, err := paths.Below(l.dir, path)
 	if err != nil {
 		return err
 	}
@@ -327,9 +329,9 @@ func newFilesystem(device, fsType string, parameters []string, attributes uint64
 		}
 		if key, value, ok := strings.Cut(o, "="); ok {
 			err = unix.FsconfigSetString(fsys, key, value)
-			if key == contextOption && errors.Is(err, unix.EINVAL) {
+			if key == options.Context && errors.Is(err, unix.EINVAL) {
 				err = fmt.Errorf("%w: %s: the node does not have SELinux, or its policy does not have this label: %w",
-					ErrOption, contextOption, err)
+					ErrOption, options.Context, err)
 			}
 		} else {
 			err = unix.FsconfigSetFlag(fsys, o)

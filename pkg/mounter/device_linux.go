@@ -18,6 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // A BlockDevice is mounted with mount-utils, which runs blkid, mkfs and fsck, behind a guard of its
@@ -42,7 +43,7 @@ func (l *linux) mountBlockDevice(ctx context.Context, m Mount, src source, p pat
 	if err := l.checkDevice(m, src, dev); err != nil {
 		return err
 	}
-	if m.isDevice() {
+	if m.IsDevice() {
 		return l.mountRaw(ctx, m, src, p)
 	}
 	o := attr.fresh(m.FSType, m.Options)
@@ -78,7 +79,7 @@ func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
 	if err == nil {
 		err = largeEnough(m, dev)
 	}
-	if err != nil || m.isDevice() { // the mount of a node makes its device read-only or writable
+	if err != nil || m.IsDevice() { // the mount of a node makes its device read-only or writable
 		return err
 	}
 	readOnly, err := isReadOnly(dev)
@@ -114,7 +115,7 @@ func checkSequence(m Mount, dev *os.File) error {
 func largeEnough(m Mount, dev *os.File) error {
 	size, err := sizeOf(dev)
 	if err == nil && int64(size) < m.Size {
-		err = tooSmall(m, int64(size))
+		err = TooSmall(m, int64(size))
 	}
 	return err
 }
@@ -227,23 +228,23 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 	if err != nil {
 		return plan{}, err
 	}
-	if err := aloneOfItsKind(m, found.content); err != nil {
+	if err := aloneOfItsKind(m, found.Content); err != nil {
 		return plan{}, err
 	}
 	what := plan{size: found.size}
 	switch again := found.unfinished(record); {
-	case (found.blank || again) && m.ReadOnly:
+	case (found.Blank || again) && m.ReadOnly:
 		return plan{}, fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", ErrDevice,
 			m.Source)
-	case found.blank || again:
-		what.formatted, what.wipe, what.own = newFormatting(m, found.size), again, again && found.name != unknownData
+	case found.Blank || again:
+		what.formatted, what.wipe, what.own = newFormatting(m, found.size), again, again && found.Name != signature.Unknown
 		if again { // the remains of the earlier format must not look like another volume's
 			what.formatted.UUID = record.UUID
 		}
-	case found.name != m.FSType:
+	case found.Name != m.FSType:
 		return plan{}, fmt.Errorf("%w: %s has %s%s, not %s: it is not formatted, as the data may be needed. If they "+
 			"are"+
-			" not, wipe the device: wipefs --all", ErrDevice, m.Source, found.name, found.describeCopies(), m.FSType)
+			" not, wipe the device: wipefs --all", ErrDevice, m.Source, found.Name, found.DescribeCopies(), m.FSType)
 	case record != nil: // of a format that ended, or that the volume has seen on another node since
 		return what, l.removeFormatting(m.Serial)
 	}
@@ -254,11 +255,11 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 // such as the source of a snapshot. The kernel treats both as the same filesystem:
 // fs/btrfs/volumes.c of Linux, device_list_add. Linux 6.7 and newer distinguishes them, with a
 // temporary UUID.
-func aloneOfItsKind(m Mount, c content) error {
-	if c.name != btrfs {
+func aloneOfItsKind(m Mount, c signature.Content) error {
+	if c.Name != btrfs {
 		return nil
 	}
-	id := (&formatting{UUID: c.id}).uuid()
+	id := (&formatting{UUID: c.ID}).uuid()
 	switch _, err := os.Stat("/sys/fs/btrfs/" + id); {
 	case err == nil:
 		return fmt.Errorf("%w: %s has the UUID %s of a btrfs that is mounted here: use it on another node", ErrBusy,
@@ -271,7 +272,7 @@ func aloneOfItsKind(m Mount, c content) error {
 
 // looked is the result of lookAt for a device.
 type looked struct {
-	content
+	signature.Content
 	size int64
 }
 
@@ -287,7 +288,7 @@ func lookAt(device fileID) (looked, error) {
 	if err != nil {
 		return looked{}, err
 	}
-	c, err := examine(dev, int64(size))
+	c, err := signature.Examine(dev, int64(size))
 	return looked{c, int64(size)}, errors.Join(err, sameSize(dev, int64(size)))
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/testdisk"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 const diskSize = 320 << 20
@@ -285,24 +286,24 @@ var spoils = map[string]struct {
 	"MBR":                  {"", bytesAt(510, "\x55\xaa"), "MBR"},
 	"f2fs":                 {"", bytesAt(1024, "\x10\x20\xf5\xf2"), "f2fs"},
 	"zfs":                  {"", bytesAt(132<<10, "\x0c\xb1\xba\x00\x00\x00\x00\x00"), "zfs"},
-	"zfs, last label":      {"", bytesAt(-256<<10, "\x01\x01"), unknownData},
+	"zfs, last label":      {"", bytesAt(-256<<10, "\x01\x01"), signature.Unknown},
 	"mdraid 1.0":           {"", bytesAt(-8<<10, "\xfc\x4e\x2b\xa9"), "mdraid"},
 	"mdraid 0.90":          {"", bytesAt(-64<<10, "\xfc\x4e\x2b\xa9"), "mdraid"},
 	"mdraid 1.2":           {"", bytesAt(4096, "\xfc\x4e\x2b\xa9"), "mdraid"},
-	"one bit at the start": {"", bytesAt(0, "\x01"), unknownData},
-	"one bit at the end":   {"", bytesAt(-1, "\x80"), unknownData},
+	"one bit at the start": {"", bytesAt(0, "\x01"), signature.Unknown},
+	"one bit at the end":   {"", bytesAt(-1, "\x80"), signature.Unknown},
 	"btrfs, only a copy": {"", func(t *testing.T, device string) {
 		onlyCopy(t, device, 8<<20, "mkfs.btrfs", "-q")
-	}, unknownData},
+	}, signature.Unknown},
 	"ext4, only a copy": {"", func(t *testing.T, device string) {
 		onlyCopy(t, device, 127<<20, "mkfs.ext4", "-q", "-b", "4096")
-	}, unknownData},
+	}, signature.Unknown},
 	"ext4 with blocks of 1024, only a copy": {"", func(t *testing.T, device string) {
 		onlyCopy(t, device, 7<<20, "mkfs.ext4", "-q", "-b", "1024")
-	}, unknownData},
+	}, signature.Unknown},
 	"xfs, only a copy": {"", func(t *testing.T, device string) {
 		onlyCopy(t, device, 16<<20, "mkfs.xfs", "-q")
-	}, unknownData},
+	}, signature.Unknown},
 	"ext4 beside a partition table": {"", func(t *testing.T, device string) {
 		runTool(t, "mkfs.ext4", "-q", device)
 		put(t, device, 446, "\x00\x00\x02\x00\x83\x00\x00\x00\x08\x00\x00\x00\x00\x08\x00\x00")

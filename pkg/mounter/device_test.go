@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // TestAFakeDeviceIsFormattedOnceOrRefused: a file plays the device.
@@ -80,25 +82,25 @@ func (d device) ReadAt(p []byte, offset int64) (int, error) {
 func TestAnUnreadableDeviceIsNotBlank(t *testing.T) {
 	const none = -1
 	for _, size := range []int64{1 << 20, 1<<20 + 512, 3 << 19, 2 << 20, 100 << 20, 1 << 30, 300 << 30, 5 << 40} {
-		if c, err := examine(device{size: size, broken: none}, size); err != nil || !c.blank {
+		if c, err := signature.Examine(device{size: size, broken: none}, size); err != nil || !c.Blank {
 			t.Errorf("a blank device of %d bytes: %+v, %v", size, c, err)
 		}
-		for _, r := range regions(size) {
-			for _, at := range []int64{r.offset, r.offset + r.length - 1} {
+		for _, r := range signature.Regions(size) {
+			for _, at := range []int64{r.Offset, r.Offset + r.Length - 1} {
 				if at >= size {
 					t.Fatalf("a region of a device of %d bytes ends at %d", size, at)
 				}
-				if _, err := examine(device{size: size, broken: at}, size); !errors.Is(err, errBroken) {
+				if _, err := signature.Examine(device{size: size, broken: at}, size); !errors.Is(err, errBroken) {
 					t.Errorf("byte %d of %d cannot be read: %v", at, size, err)
 				}
-				if c, err := examine(device{size: size, broken: none, data: map[int64]string{at: "\x01"}},
-					size); err != nil || c.blank {
+				if c, err := signature.Examine(device{size: size, broken: none, data: map[int64]string{at: "\x01"}},
+					size); err != nil || c.Blank {
 					t.Errorf("byte %d of %d is not zero: %+v, %v", at, size, c, err)
 				}
 			}
 		}
 	}
-	if _, err := examine(device{size: 1<<20 - 1, broken: none}, 1<<20-1); err == nil {
+	if _, err := signature.Examine(device{size: 1<<20 - 1, broken: none}, 1<<20-1); err == nil {
 		t.Error("a device that is too small is examined")
 	}
 }
@@ -106,14 +108,14 @@ func TestAnUnreadableDeviceIsNotBlank(t *testing.T) {
 // TestEverySignatureIsInARangeThatIsRead: a signature elsewhere would never prevent a format.
 func TestEverySignatureIsInARangeThatIsRead(t *testing.T) {
 	const size = 100 << 30
-	for _, s := range append(signatures, raidAt(size)...) {
-		at := s.offset
+	for _, s := range append(signature.Signatures, signature.RaidAt(size)...) {
+		at := s.Offset
 		if at < 0 {
 			at += size
 		}
-		c, err := examine(device{size: size, broken: -1, data: map[int64]string{at: s.magic}}, size)
-		if err != nil || c.name != s.name {
-			t.Errorf("%s at %d: %+v, %v", s.name, s.offset, c, err)
+		c, err := signature.Examine(device{size: size, broken: -1, data: map[int64]string{at: s.Magic}}, size)
+		if err != nil || c.Name != s.Name {
+			t.Errorf("%s at %d: %+v, %v", s.Name, s.Offset, c, err)
 		}
 	}
 }

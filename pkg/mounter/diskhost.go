@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/causeway-csi/causeway/internal/guard"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // diskHost has the system calls for virtual disks, disks and volumes. The files for Windows pass
@@ -34,7 +35,7 @@ type diskHost interface {
 	// disk if it has none.
 	partition(disk uint32) error
 	// partitions returns the partitions for data of a disk.
-	partitions(disk uint32) ([]region, error)
+	partitions(disk uint32) ([]signature.Region, error)
 	// volumes returns the volumes on a disk that is online. None is no error: volumes appear late.
 	volumes(disk uint32) ([]string, error)
 	// readDisk fills data with the bytes of a disk from offset on, also of a disk that is offline.
@@ -172,8 +173,8 @@ func (c diskCalls) partition(disk uint32) error {
 	return c.done(fmt.Sprintf("partition disk %d", disk), func() error { return c.host.partition(disk) })
 }
 
-func (c diskCalls) partitions(disk uint32) ([]region, error) {
-	return asked(c, "list partitions", func() ([]region, error) { return c.host.partitions(disk) })
+func (c diskCalls) partitions(disk uint32) ([]signature.Region, error) {
+	return asked(c, "list partitions", func() ([]signature.Region, error) { return c.host.partitions(disk) })
 }
 
 func (c diskCalls) volumes(disk uint32) ([]string, error) {

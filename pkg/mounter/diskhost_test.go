@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // diskTrial is a trial of a diskHost in a directory.
@@ -115,7 +117,7 @@ func (d diskTrial) shows(dir, volume string, present bool) {
 // used checks that a volume has an NTFS without failures, and returns the size of its filesystem.
 func (d diskTrial) used(volume string, disk int64) int64 {
 	d.Helper()
-	if name, err := d.h.filesystem(volume); err != nil || name != ntfs {
+	if name, err := d.h.filesystem(volume); err != nil || name != options.NTFS {
 		d.Errorf("the filesystem is %q, %v", name, err)
 	}
 	if dirty, readOnly, err := d.h.flags(volume); err != nil || dirty || readOnly {
@@ -162,8 +164,8 @@ func testDiskHost(t *testing.T, h diskHost, files benchFiles, dir string) {
 	d.ok("online", h.setOnline(number, true))
 	volume := d.volume(number)
 	d.ok("partition again", h.partition(number))
-	if parts, err := h.partitions(number); err != nil || len(parts) != 1 || parts[0].offset <= 0 ||
-		parts[0].length < size-volumeReserve || parts[0].offset+parts[0].length > size {
+	if parts, err := h.partitions(number); err != nil || len(parts) != 1 || parts[0].Offset <= 0 ||
+		parts[0].Length < size-volumeReserve || parts[0].Offset+parts[0].Length > size {
 		t.Errorf("the partitions are %v, %v", parts, err)
 	}
 	if err := h.readDisk(number, head, 0); err != nil || string(head[512:520]) != "EFI PART" {

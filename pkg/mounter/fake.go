@@ -13,6 +13,10 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/keylock"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
 
 // Fake is a Host that keeps its mounts in memory. It makes and removes the directories of mount
@@ -25,7 +29,7 @@ type Fake struct {
 	Keeps    bool               // a mounted Share keeps its credentials, as with Linux before 6.9
 
 	dir    string
-	images locks[string] // by source
+	images keylock.Locks[string] // by source
 	mu     sync.Mutex
 	mounts map[string]Mount // by path; Source is where the data is, not another mount of it
 	files  map[string]bool  // paths of files on which a device was mounted
@@ -49,7 +53,7 @@ func (f *Fake) Mounts() map[string]Mount {
 
 // Supports is that of Linux.
 func (f *Fake) Supports(k Kind, fsType string, options []string) error {
-	return linuxMounts.supports(k, fsType, options)
+	return Linux.Supports(k, fsType, options)
 }
 
 // Mount records m at path, and makes the directories and files of a real mount. Errors: those of a
@@ -95,7 +99,7 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 		}
 	}
 	m = effective(m)
-	if m.isDevice() && m.Kind != Device {
+	if m.IsDevice() && m.Kind != Device {
 		return f.mountDisk(m, at, path)
 	}
 	return f.put(m, at, path)
@@ -124,7 +128,7 @@ func (f *Fake) hold(ctx context.Context, path string) (release func(), err error
 	if ok {
 		path = m.Source
 	}
-	return f.images.lock(ctx, path)
+	return f.images.Lock(ctx, path)
 }
 
 // put mounts m at path. at is the current state of path.
@@ -184,7 +188,7 @@ func (f *Fake) mountDisk(m Mount, at fs.FileInfo, path string) error {
 // checkSource returns an error unless the kind of m can have m's source.
 func (f *Fake) checkSource(m Mount) error {
 	if m.Kind == Share {
-		return m.Credentials.check()
+		return m.Credentials.Check()
 	}
 	info, err := os.Stat(m.Source)
 	if err != nil {
@@ -233,9 +237,9 @@ func sizeOfSource(path string) (int64, error) {
 // checkDevice makes the filesystem of a BlockDevice if its file, which plays the device, is blank.
 func (f *Fake) checkDevice(m Mount, size int64) error {
 	if size < m.Size {
-		return tooSmall(m, size)
+		return TooSmall(m, size)
 	}
-	if m.isDevice() {
+	if m.IsDevice() {
 		return nil
 	}
 	if err := CheckFormat(m.FSType, m.Format); err != nil {
@@ -297,7 +301,7 @@ func (f *Fake) MakeImage(ctx context.Context, path string, size int64, fsType st
 		return err
 	}
 	if fsType != "" {
-		if err := checkFSType(fsType); err != nil {
+		if err := CheckFSType(fsType); err != nil {
 			return err
 		}
 		if err := f.Supports(Image, fsType, nil); err != nil {
@@ -359,7 +363,7 @@ func formatFake(image *os.File, fsType string) error {
 // NewUUID replaces the UUID in the image. The file changes, also in the Fake. Errors: ErrFormat,
 // ErrBusy, Err.
 func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int) error {
-	if _, ok := imageOptions[fsType]; !ok {
+	if _, ok := options.Image[fsType]; !ok {
 		return fmt.Errorf("%w: %.32q", ErrFormat, fsType)
 	}
 	if err := errors.Join(ctx.Err(), f.Err); err != nil {
@@ -388,7 +392,7 @@ func (f *Fake) Freeze(ctx context.Context, _ string, images []string, limit time
 			return fmt.Errorf("%w: %s is not a file", ErrFormat, image)
 		}
 	}
-	release, err := f.images.lock(ctx, slices.Compact(slices.Sorted(slices.Values(images)))...)
+	release, err := f.images.Lock(ctx, slices.Compact(slices.Sorted(slices.Values(images)))...)
 	if err != nil {
 		return err
 	}
@@ -616,7 +620,7 @@ func (f *Fake) Usage(_ context.Context, path string) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	if m, ok := f.at(path); ok && m.isDevice() {
+	if m, ok := f.at(path); ok && m.IsDevice() {
 		info, err := os.Stat(m.Source)
 		if err != nil {
 			return Usage{}, err
@@ -631,7 +635,7 @@ func (f *Fake) Usage(_ context.Context, path string) (Usage, error) {
 
 // look returns the state of path, or nil. Errors: ErrPath, fs.ErrNotExist for the parent.
 func (f *Fake) look(path string) (fs.FileInfo, error) {
-	rel, err := below(f.dir, path)
+	rel, err := paths.Below(f.dir, path)
 	if err != nil {
 		return nil, err
 	}
@@ -662,7 +666,7 @@ func (f *Fake) noLinks(source string) error {
 	if strings.HasPrefix(source, "//") { // a Share
 		return nil
 	}
-	if _, err := below(f.dir, source); err == nil {
+	if _, err := paths.Below(f.dir, source); err == nil {
 		info, err := f.look(source)
 		if err == nil && info == nil {
 			err = &fs.PathError{Op: "open", Path: source, Err: fs.ErrNotExist}
@@ -678,7 +682,7 @@ func (f *Fake) noLinks(source string) error {
 
 // effective returns m with the options that count in the end, so that two mounts can be compared.
 func effective(m Mount) Mount {
-	if m.isDevice() {
+	if m.IsDevice() {
 		return m
 	}
 	on := map[string]bool{"nosuid": true}

@@ -12,6 +12,8 @@ import (
 	"io"
 	"os"
 	"strings"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // fakeDisk is a disk of a fake node: a virtual disk, or one of a storage system. Its file has the
@@ -163,7 +165,7 @@ func (k fakeDisk) filesystem() (string, error) {
 	if err := k.read(name, fakeStart+3); err != nil || string(name) != ntfsName {
 		return "", err
 	}
-	return ntfs, nil
+	return options.NTFS, nil
 }
 
 // grow makes the partition and the filesystem as large as the disk allows.

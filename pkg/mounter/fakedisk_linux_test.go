@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // fakeNode is a node with the logic of Windows, and disks of a storage system.
@@ -27,7 +29,7 @@ func diskFile(t *testing.T, serial string) (file string, m Mount) {
 	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, gib)); err != nil {
 		t.Fatal(err)
 	}
-	return file, Mount{Kind: BlockDevice, Serial: serial, FSType: ntfs, Size: gib}
+	return file, Mount{Kind: BlockDevice, Serial: serial, FSType: options.NTFS, Size: gib}
 }
 
 func (n fakeNode) attach(serial, file string, readOnly bool) {

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // fakeDisks are disks on this machine, as a diskHost for tests. Links of tests lead through a folder
@@ -176,7 +178,7 @@ func (d *fakeDisks) partition(number uint32) error {
 	return err
 }
 
-func (d *fakeDisks) partitions(number uint32) ([]region, error) {
+func (d *fakeDisks) partitions(number uint32) ([]signature.Region, error) {
 	disk, _, err := d.disk(number)
 	if err != nil {
 		return nil, err
@@ -185,7 +187,7 @@ func (d *fakeDisks) partitions(number uint32) ([]region, error) {
 	if err != nil || t.Volume == "" {
 		return nil, err
 	}
-	return []region{{fakeStart, t.Length}}, nil
+	return []signature.Region{{Offset: fakeStart, Length: t.Length}}, nil
 }
 
 func (d *fakeDisks) readDisk(number uint32, data []byte, offset int64) error {

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // newFakeWindowsBench is a bench on this machine with the logic of Windows.
@@ -79,13 +81,13 @@ func TestDataFlowsThroughFakeShares(t *testing.T) {
 	n.refused(wrong, n.path("c"), ErrAccess)
 }
 
-func TestFakeWindowsMakesImages(t *testing.T) { testImages(t, newFakeWindowsBench, ntfs) }
+func TestFakeWindowsMakesImages(t *testing.T) { testImages(t, newFakeWindowsBench, options.NTFS) }
 
 // TestDataFlowsThroughFakeImages: the data of a pod is in the image, also when it is mounted again.
 func TestDataFlowsThroughFakeImages(t *testing.T) {
 	b := newFakeWindowsBench(t)
-	v := Mount{Kind: Image, Source: filepath.Join(b.storage, "v.vhdx"), FSType: ntfs}
-	if err := b.MakeImage(t.Context(), v.Source, gib, ntfs); err != nil {
+	v := Mount{Kind: Image, Source: filepath.Join(b.storage, "v.vhdx"), FSType: options.NTFS}
+	if err := b.MakeImage(t.Context(), v.Source, gib, options.NTFS); err != nil {
 		t.Fatal(err)
 	}
 	b.mount(v, b.path("staging"))

@@ -19,6 +19,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/regular"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // A driver that dies while mkfs runs leaves a device that is neither blank nor a filesystem. Such a
@@ -48,16 +49,16 @@ func (f looked) unfinished(r *formatting) bool {
 	if r == nil || f.size < r.Size {
 		return false
 	}
-	if f.name == unknownData {
-		return !slices.ContainsFunc(f.copies, func(c superblock) bool { return c.id != r.UUID || !c.fresh })
+	if f.Name == signature.Unknown {
+		return !slices.ContainsFunc(f.Copies, func(c signature.Superblock) bool { return c.ID != r.UUID || !c.Fresh })
 	}
-	own := f.fresh && f.id == r.UUID
-	return own && (f.name == r.FSType || f.name == unfinishedFS && r.FSType == btrfs)
+	own := f.Fresh && f.ID == r.UUID
+	return own && (f.Name == r.FSType || f.Name == signature.Unfinished && r.FSType == btrfs)
 }
 
 // uuid returns the UUID as mkfs takes it.
 func (f *formatting) uuid() string {
-	return uuidText(f.UUID)
+	return signature.UUIDText(f.UUID)
 }
 
 // newFormatting returns the record of a format that begins now.
@@ -131,7 +132,7 @@ func (l *linux) forgetFormat(ctx context.Context, m Mount, src source, failed er
 		return nil
 	}
 	found, err := waitFor(context.WithoutCancel(ctx), a, inflight.AnswerTime)
-	if err != nil || !found.blank { // by the record it was not used
+	if err != nil || !found.Blank { // by the record it was not used
 		return nil
 	}
 	return l.removeFormatting(m.Serial)
@@ -157,8 +158,8 @@ func wipe(dev *os.File, size int64) error {
 		return err
 	}
 	defer file.Close()
-	for _, r := range regions(size) {
-		if _, err := file.WriteAt(make([]byte, r.length), r.offset); err != nil {
+	for _, r := range signature.Regions(size) {
+		if _, err := file.WriteAt(make([]byte, r.Length), r.Offset); err != nil {
 			return err
 		}
 	}

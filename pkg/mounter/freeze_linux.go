@@ -64,12 +64,12 @@ func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limi
 			return err
 		}
 	}
-	leave, err := l.syncs.lock(ctx, keys...) // a trim would compete with copyData
+	leave, err := l.syncs.Lock(ctx, keys...) // a trim would compete with copyData
 	if err != nil {
 		return err
 	}
 	defer leave()
-	release, err := l.images.lock(ctx, keys...)
+	release, err := l.images.Lock(ctx, keys...)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limi
 // repeats that with the lock, and then takes little time. Filesystems that writeOut cannot reach
 // are left to the freeze.
 func (l *linux) writeOut(ctx context.Context, d disk) error {
-	release, err := l.syncs.lock(ctx, d.image) // or an unmount would find the filesystem in use
+	release, err := l.syncs.Lock(ctx, d.image) // or an unmount would find the filesystem in use
 	if err != nil {
 		return err
 	}

@@ -552,7 +552,7 @@ func TestTheDataIsWrittenOutBeforeTheLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release, err := l.images.lock(context.Background(), images[0].backing())
+	release, err := l.images.Lock(context.Background(), images[0].backing())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error
 		return err
 	}
 	defer dev.Close()
-	if err := l.seeGrowth(ctx, m, src, dev); err != nil || m.isDevice() {
+	if err := l.seeGrowth(ctx, m, src, dev); err != nil || m.IsDevice() {
 		return err
 	}
 	p, err := l.open(path)

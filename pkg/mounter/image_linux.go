@@ -156,7 +156,7 @@ var formats = map[string][]string{
 // canFormat returns errors.ErrUnsupported if the program that makes a filesystem is not installed,
 // or there is none for Linux, and ErrFormat for a type outside of FSTypes.
 func canFormat(fsType string) error {
-	if err := checkFSType(fsType); err != nil {
+	if err := CheckFSType(fsType); err != nil {
 		return err
 	}
 	command, ok := formats[fsType]

@@ -20,6 +20,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // newLoopBench returns a bench on which images can be mounted.
@@ -159,7 +160,7 @@ func TestFilesystemOptionsReachTheKernel(t *testing.T) {
 				b := newLoopBench(t)
 				b.Host.(*linux).legacy.Store(old)
 				m := b.image("image", fsType)
-				for _, o := range imageOptions[fsType] {
+				for _, o := range options.Image[fsType] {
 					m.Options = []string{o, "noatime", "noexec"}
 					b.mount(m, b.path("target"))
 					b.mount(m, b.path("target"))

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/winetest"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // eternity is a limit that no test reaches, unless the test is stalled.
 const eternity = 5 * time.Minute
 
 // linuxFSTypes are the filesystems that an Image may have on Linux and on a Fake.
-func linuxFSTypes() []string { return slices.Sorted(maps.Keys(imageOptions)) }
+func linuxFSTypes() []string { return slices.Sorted(maps.Keys(options.Image)) }
 
 // fakeImage creates the file of an image of a fake, with a filesystem unless fsType is "".
 func (b *bench) fakeImage(name, fsType string) Mount {

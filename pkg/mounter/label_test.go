@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // TestLabels: an image may have an SELinux label as the kubelet passes it, and nothing else in its
@@ -15,7 +17,7 @@ func TestLabels(t *testing.T) {
 		`context="system_u:object_r:container_file_t:s0-s0:c0.c99"`: "system_u:object_r:container_file_t:s0-s0:c0.c99",
 		`context="user_u:role-r:type.t"`:                            "user_u:role-r:type.t",
 	} {
-		if got, ok := labelOf(option); got != want || !ok {
+		if got, ok := options.Label(option); got != want || !ok {
 			t.Errorf("%s is %q, %v", option, got, ok)
 		}
 		for _, fsType := range linuxFSTypes() {
@@ -24,7 +26,7 @@ func TestLabels(t *testing.T) {
 					t.Errorf("%s of %s with %s: %v", option, k, fsType, err)
 				}
 			}
-			if err := windowsMounts.supports(Image, fsType, []string{option}); !errors.Is(err, errors.ErrUnsupported) {
+			if err := Windows.Supports(Image, fsType, []string{option}); !errors.Is(err, errors.ErrUnsupported) {
 				t.Errorf("%s on Windows: %v", option, err)
 			}
 		}
@@ -46,7 +48,7 @@ func TestLabels(t *testing.T) {
 		`context="a:b:c",dev`, `context="a:b:c" `, "context=a:b:c\n", "context=a:b:c\x00", `context="a:b:c\",x"`, `context=a:b:c"d`,
 		`context="a:b:c,d="`, "fscontext=a:b:c", "defcontext=a:b:c", "rootcontext=a:b:c", "Context=a:b:c", "context=a::c", "seclabel",
 	} {
-		if got, ok := labelOf(option); ok {
+		if got, ok := options.Label(option); ok {
 			t.Errorf("%q is the label %q", option, got)
 		}
 		if err := CheckOptions(Image, "ext4", []string{option}); !errors.Is(err, ErrOption) {

@@ -15,6 +15,7 @@ import (
 	volumeapi "github.com/kubernetes-csi/csi-proxy/v2/pkg/volume/hostapi"
 
 	"github.com/causeway-csi/causeway/internal/dacl"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 func (windowsDisks) rescan() error { return diskapi.New().Rescan() }
@@ -116,7 +117,7 @@ func describeDisk(d propertyReader) (info diskInfo, err error) {
 	return info, errors.Join(numberErr, sizeErr, serialErr, pathErr, flagErr)
 }
 
-func (windowsDisks) partitions(disk uint32) (all []region, err error) {
+func (windowsDisks) partitions(disk uint32) (all []signature.Region, err error) {
 	err = cim.WithCOMThread(func() error {
 		found, err := cim.ListPartitionsWithFilters([]string{"ObjectId", "Offset", "Size", "GptType"},
 			cim.FilterForPartitionOnDisk(disk))
@@ -134,7 +135,7 @@ func (windowsDisks) partitions(disk uint32) (all []region, err error) {
 				return err
 			}
 			if !strings.EqualFold(gptType, cim.GPTPartitionTypeMicrosoftReserved) {
-				all = append(all, region{offset, length})
+				all = append(all, signature.Region{offset, length})
 			}
 		}
 		return nil

@@ -8,6 +8,9 @@ import (
 	"io"
 	"io/fs"
 	"strings"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // A disk of a storage system is used by its serial number: its disk number changes. Only a disk
@@ -118,7 +121,7 @@ func (d *linkDisks) attachDisk(ctx context.Context, m Mount, mark marking) (volu
 	case err != nil:
 		return "", 0, err
 	case disk.size < m.Size:
-		return "", 0, tooSmall(m, disk.size)
+		return "", 0, TooSmall(m, disk.size)
 	case m.ReadOnly && !disk.readOnly: // NTFS writes to a disk when it is mounted
 		return "", 0, fmt.Errorf("%w: disk %d must be attached read-only for this volume, as other nodes may have it: "+
 			"attach it so, or run Set-Disk -Number %d -IsReadOnly $true", ErrReadOnly, disk.number, disk.number)
@@ -126,7 +129,7 @@ func (d *linkDisks) attachDisk(ctx context.Context, m Mount, mark marking) (volu
 		return "", 0, fmt.Errorf("%w: disk %d must be writable for this volume: attach it for writing, and run "+
 			"Set-Disk -Number %d -IsReadOnly $false", ErrReadOnly, disk.number, disk.number)
 	}
-	found, err := examine(diskReader{d, disk}, disk.size)
+	found, err := signature.Examine(diskReader{d, disk}, disk.size)
 	if err != nil {
 		return "", 0, fmt.Errorf("%w: disk %d: %w", ErrDevice, disk.number, err)
 	}
@@ -135,17 +138,17 @@ func (d *linkDisks) attachDisk(ctx context.Context, m Mount, mark marking) (volu
 		return "", 0, err
 	}
 	switch {
-	case found.blank && m.ReadOnly:
+	case found.Blank && m.ReadOnly:
 		return "", 0, fmt.Errorf("%w: disk %d has no filesystem yet: it must be mounted for writing first", ErrDevice,
 			disk.number)
-	case found.blank:
+	case found.Blank:
 		volume, err = d.formatBlank(ctx, m, disk, mark)
-	case strings.Contains(found.name, "partition table"):
+	case strings.Contains(found.Name, "partition table"):
 		volume, err = d.useOrFormatAgain(ctx, m, disk, record, mark)
 	default:
 		err = fmt.Errorf("%w: disk %d has %s%s, not a partition with %s: it is not formatted, as the data may be "+
 			"needed. If they are not, wipe the disk: Clear-Disk -Number %d -RemoveData", ErrDevice, disk.number,
-			found.name, found.describeCopies(), ntfs, disk.number)
+			found.Name, found.DescribeCopies(), options.NTFS, disk.number)
 	}
 	return volume, disk.number, err
 }
@@ -237,18 +240,18 @@ func (d *linkDisks) useVolume(ctx context.Context, m Mount, disk diskInfo, volum
 	switch found, err := d.filesystem(volume); {
 	case err != nil:
 		return "", err
-	case found == ntfs && record != nil && record.Writing: // the driver died after the format
+	case found == options.NTFS && record != nil && record.Writing: // the driver died after the format
 		if err := d.finishFilesystem(volume); err != nil {
 			return "", err
 		}
 		return volume, d.forgetFormat(m.Serial)
-	case found == ntfs:
+	case found == options.NTFS:
 		return volume, d.forgetFormat(m.Serial) // the volume was formatted elsewhere
 	case found == "" && record != nil:
 		return d.finishFormat(ctx, m, disk, *record, mark)
 	default:
 		return "", fmt.Errorf("%w: the volume of disk %d has the filesystem %q, must have %s: it is not formatted, "+
-			"as the data may be needed", ErrDevice, disk.number, found, ntfs)
+			"as the data may be needed", ErrDevice, disk.number, found, options.NTFS)
 	}
 }
 
@@ -263,20 +266,20 @@ func (d *linkDisks) neverUsed(disk diskInfo, interrupted bool) error {
 	if err != nil {
 		return fmt.Errorf("%w: disk %d: %w", ErrDevice, disk.number, err)
 	}
-	part := io.NewSectionReader(diskReader{d, disk}, all[0].offset, all[0].length)
-	found, err := examine(part, all[0].length)
-	if err == nil && !found.blank {
+	part := io.NewSectionReader(diskReader{d, disk}, all[0].Offset, all[0].Length)
+	found, err := signature.Examine(part, all[0].Length)
+	if err == nil && !found.Blank {
 		for _, s := range volumeTraces {
 			var is bool
-			if is, err = s.on(part, all[0].length); err != nil || is {
-				found.name = s.name
+			if is, err = s.On(part, all[0].Length); err != nil || is {
+				found.Name = s.Name
 				break
 			}
 		}
 	}
-	if err == nil && !found.blank && (!interrupted || found.name != unknownData || len(found.copies) > 0) {
-		err = fmt.Errorf("its partition has %s%s: it is not formatted, as the data may be needed", found.name,
-			found.describeCopies())
+	if err == nil && !found.Blank && (!interrupted || found.Name != signature.Unknown || len(found.Copies) > 0) {
+		err = fmt.Errorf("its partition has %s%s: it is not formatted, as the data may be needed", found.Name,
+			found.DescribeCopies())
 	}
 	if err != nil {
 		return fmt.Errorf("%w: disk %d: %w", ErrDevice, disk.number, err)
@@ -286,12 +289,12 @@ func (d *linkDisks) neverUsed(disk diskInfo, interrupted bool) error {
 
 // volumeTraces are signatures of volumes of Windows beside signatures: the copy of the boot sector
 // of an NTFS, volumes of BitLocker, and ReFS.
-var volumeTraces = []signature{
-	{"a copy of the boot sector of an ntfs", -512 + 3, "NTFS    "},
-	{"a copy of the boot sector of an ntfs", -4096 + 3, "NTFS    "},
-	{"a volume of BitLocker", 3, "-FVE-FS-"},
-	{"a copy of the boot sector of BitLocker", -512 + 3, "-FVE-FS-"},
-	{"ReFS", 3, "ReFS"},
+var volumeTraces = []signature.Signature{
+	{Name: "a copy of the boot sector of an ntfs", Offset: -512 + 3, Magic: "NTFS    "},
+	{Name: "a copy of the boot sector of an ntfs", Offset: -4096 + 3, Magic: "NTFS    "},
+	{Name: "a volume of BitLocker", Offset: 3, Magic: "-FVE-FS-"},
+	{Name: "a copy of the boot sector of BitLocker", Offset: -512 + 3, Magic: "-FVE-FS-"},
+	{Name: "ReFS", Offset: 3, Magic: "ReFS"},
 }
 
 // diskReader reads a disk. A read need not be aligned.

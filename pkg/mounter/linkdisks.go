@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/guard"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/keylock"
 )
 
 // A volume of a virtual or attached disk is mounted at a folder of the driver's own, and the text
@@ -30,7 +31,7 @@ type linkDisks struct {
 	mu chan struct{}
 	// images are locked by their keys while a Freeze keeps them detached, and by flows that attach
 	// them or change their size. An image is locked before mu: no other disk waits for a copy.
-	images locks[string]
+	images keylock.Locks[string]
 
 	pendingMu sync.Mutex
 	pending   map[string]int // flows of a path, by its key
@@ -97,7 +98,7 @@ func (d *linkDisks) flow(ctx context.Context, path string, f func(ctx context.Co
 // image, and for flows that attach it. f ends by itself: if ctx ends before, aside returns
 // ErrStalled, and f keeps the image locked until its end. image is a key.
 func (d *linkDisks) aside(ctx context.Context, image string, f func(ctx context.Context) error) error {
-	release, err := d.images.lock(ctx, image)
+	release, err := d.images.Lock(ctx, image)
 	if err != nil {
 		return err
 	}
@@ -138,7 +139,7 @@ var errNotBegun = errors.New("not begun")
 // flowOn is flow for an f that attaches an image, or changes its size. It waits for a Freeze of the
 // image. image is a key.
 func (d *linkDisks) flowOn(ctx context.Context, path, image string, f func(ctx context.Context) error) error {
-	release, err := d.images.lock(ctx, image)
+	release, err := d.images.Lock(ctx, image)
 	if err != nil {
 		return err
 	}
@@ -496,7 +497,7 @@ func (l *links) growDisk(ctx context.Context, m Mount, path string) error {
 		if m.Kind == BlockDevice {
 			disk, err := l.disks.awaitDisk(ctx, m.Serial)
 			if err == nil && disk.size < m.Size {
-				err = tooSmall(m, disk.size)
+				err = TooSmall(m, disk.size)
 			}
 			if err != nil {
 				return err

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/guard"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 const gib = 1 << 30
@@ -19,11 +20,11 @@ const gib = 1 << 30
 // in its volume, if it is new.
 func (b *bench) vhdx(name string) Mount {
 	b.t.Helper()
-	return Mount{Kind: Image, Source: b.files.join(b.storage, name+imageExt), FSType: ntfs}
+	return Mount{Kind: Image, Source: b.files.join(b.storage, name+imageExt), FSType: options.NTFS}
 }
 
 func (b *bench) attachedDisk(serial string) Mount {
-	return Mount{Kind: BlockDevice, Serial: serial, FSType: ntfs, Size: gib}
+	return Mount{Kind: BlockDevice, Serial: serial, FSType: options.NTFS, Size: gib}
 }
 
 const serialNumber = "vol-0123"
@@ -50,7 +51,7 @@ func TestLinksOverAModelMakeImages(t *testing.T) {
 	testImages(t, func(t *testing.T) *bench {
 		b, _, _ := newModelBench(t)
 		return b
-	}, ntfs)
+	}, options.NTFS)
 }
 
 // diskFlow is a call that changes a disk, with the state before it.
@@ -67,7 +68,7 @@ type diskFlow struct {
 // usedImage makes an image with data.
 func usedImage(b *bench, m *model) {
 	v := b.vhdx("v")
-	if err := b.MakeImage(context.Background(), v.Source, gib, ntfs); err != nil {
+	if err := b.MakeImage(context.Background(), v.Source, gib, options.NTFS); err != nil {
 		b.t.Fatal(err)
 	}
 	fillVolume(b, m, v)
@@ -275,7 +276,7 @@ func TestEveryStepOfMakingAnImage(t *testing.T) {
 				var died bool
 				var err error
 				reached, died, err = stopAt(b, m, func(b *bench) error {
-					return b.MakeImage(context.Background(), v.Source, gib, ntfs)
+					return b.MakeImage(context.Background(), v.Source, gib, options.NTFS)
 				}, way, n)
 				if strings.HasPrefix(way, "reboots") {
 					m.disks.reboot()
@@ -292,7 +293,7 @@ func TestEveryStepOfMakingAnImage(t *testing.T) {
 					must(b, m.disks.removeVHDX(v.Source)) // as the caller removes an incomplete volume
 				}
 				if err != nil {
-					must(b, b.MakeImage(context.Background(), v.Source, gib, ntfs))
+					must(b, b.MakeImage(context.Background(), v.Source, gib, options.NTFS))
 				}
 				if len(m.disks.store.files) > 0 {
 					t.Errorf("records are left: %q", m.disks.store.files)
@@ -348,7 +349,7 @@ func TestTheProofOfADisk(t *testing.T) {
 	usedImage(b, m)
 	m.disks.wrongDisk = true
 	b.refused(b.vhdx("v"), b.staging(), ErrDevice)
-	if err := b.MakeImage(ctx, b.vhdx("new").Source, gib, ntfs); !errors.Is(err, ErrDevice) || m.disks.formats > 0 {
+	if err := b.MakeImage(ctx, b.vhdx("new").Source, gib, options.NTFS); !errors.Is(err, ErrDevice) || m.disks.formats > 0 {
 		t.Errorf("MakeImage = %v, %d formats", err, m.disks.formats)
 	}
 	m.disks.wrongDisk = false
@@ -475,7 +476,7 @@ func TestACallThatHangs(t *testing.T) {
 	}
 	for name, call := range map[string]func(context.Context) error{
 		"Unmount":   func(ctx context.Context) error { return b.Unmount(ctx, b.staging()) },
-		"MakeImage": func(ctx context.Context) error { return b.MakeImage(ctx, b.vhdx("w").Source, gib, ntfs) },
+		"MakeImage": func(ctx context.Context) error { return b.MakeImage(ctx, b.vhdx("w").Source, gib, options.NTFS) },
 		"GrowImage": func(ctx context.Context) error { return b.GrowImage(ctx, b.vhdx("v").Source, 2*gib) },
 		"Freeze": func(ctx context.Context) error {
 			return b.Freeze(ctx, "", []string{b.vhdx("v").Source}, eternity, func(context.Context) error { return nil })
@@ -515,7 +516,7 @@ func TestALargeImageKeepsNoOtherWaiting(t *testing.T) {
 	large := b.vhdx("large")
 	ctx, cancel := context.WithCancel(context.Background())
 	made := make(chan error, 1)
-	go func() { made <- b.MakeImage(ctx, large.Source, gib, ntfs) }()
+	go func() { made <- b.MakeImage(ctx, large.Source, gib, options.NTFS) }()
 	<-hangs
 	b.mount(b.vhdx("v"), b.staging())
 	must(b, b.GrowImage(context.Background(), b.vhdx("v").Source, 2*gib))
@@ -528,7 +529,7 @@ func TestALargeImageKeepsNoOtherWaiting(t *testing.T) {
 	}
 	close(goOn)
 	// The image is locked until its making ends.
-	release, err := b.Host.(linksHost).disks.images.lock(context.Background(), windowsPaths.key(large.Source))
+	release, err := b.Host.(linksHost).disks.images.Lock(context.Background(), windowsPaths.key(large.Source))
 	must(b, err)
 	release()
 	if b.files.exists(large.Source) || len(m.disks.store.files) > 0 {
@@ -660,7 +661,7 @@ func TestFreezeOfVirtualDisks(t *testing.T) {
 	if err := b.Freeze(ctx, "", []string{b.vhdx("v").Source}, eternity, copyData); !errors.Is(err, ErrBusy) || copied != 1 {
 		t.Errorf("Freeze of an attached image = %v, copied %d times", err, copied)
 	}
-	if err := b.NewUUID(ctx, nil, ntfs, 0); !errors.Is(err, errors.ErrUnsupported) {
+	if err := b.NewUUID(ctx, nil, options.NTFS, 0); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("NewUUID = %v", err)
 	}
 	m.disks.fixedOnline = true
@@ -745,7 +746,7 @@ func TestGuardsOfDisks(t *testing.T) {
 			}
 			return nil
 		}
-		b.notMade(ctx, b.vhdx("v").Source, ntfs, errNull)
+		b.notMade(ctx, b.vhdx("v").Source, options.NTFS, errNull)
 		b.released(m)
 	})
 	t.Run("a new volume with a filesystem is another volume", func(t *testing.T) {
@@ -756,7 +757,7 @@ func TestGuardsOfDisks(t *testing.T) {
 			}
 			return nil
 		}
-		b.notMade(ctx, b.vhdx("v").Source, ntfs, ErrDevice)
+		b.notMade(ctx, b.vhdx("v").Source, options.NTFS, ErrDevice)
 		if m.disks.formats > 0 {
 			t.Error("it was formatted")
 		}
@@ -868,7 +869,7 @@ func TestAFreezeHoldsItsImagesOnly(t *testing.T) {
 	usedImage(b, m)
 	v, other := b.vhdx("v"), b.vhdx("w")
 	ctx := context.Background()
-	if err := b.MakeImage(ctx, other.Source, gib, ntfs); err != nil {
+	if err := b.MakeImage(ctx, other.Source, gib, options.NTFS); err != nil {
 		t.Fatal(err)
 	}
 	calls := map[string]func(ctx context.Context) error{

@@ -27,7 +27,7 @@ func (h linksHost) hasDisks() bool { return h.links != nil && h.disks != nil }
 
 // Supports is that of Images.
 func (h linksHost) Supports(k Kind, fsType string, options []string) error {
-	if err := windowsMounts.supports(k, fsType, options); err != nil {
+	if err := Windows.Supports(k, fsType, options); err != nil {
 		return err
 	}
 	if k == Image && h.links != nil && h.disks == nil {
@@ -79,7 +79,7 @@ func (h linksHost) keepDetached(ctx context.Context, images []string) (release f
 		byKey[h.key(path)] = path
 	}
 	keys := slices.Sorted(maps.Keys(byKey))
-	if release, err = h.disks.images.lock(ctx, keys...); err != nil {
+	if release, err = h.disks.images.Lock(ctx, keys...); err != nil {
 		return nil, err
 	}
 	for _, key := range keys {

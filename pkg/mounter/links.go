@@ -165,14 +165,14 @@ func (l *links) recordOf(m Mount) (linkRecord, error) {
 		return linkRecord{}, fmt.Errorf("%w: a mount of kind %q on this system", errors.ErrUnsupported, m.Kind)
 	}
 	if onDisk {
-		if err := windowsMounts.supports(m.Kind, m.FSType, nil); err != nil {
+		if err := Windows.Supports(m.Kind, m.FSType, nil); err != nil {
 			return linkRecord{}, err
 		}
 		if err := CheckFormat(m.FSType, m.Format); err != nil {
 			return linkRecord{}, err
 		}
 	}
-	if err := windowsMounts.checkOptions(ErrOption, m.Kind, m.FSType, m.Options); err != nil {
+	if err := Windows.CheckOptions(ErrOption, m.Kind, m.FSType, m.Options); err != nil {
 		return linkRecord{}, err
 	}
 	readOnly := isReadOnlyMount(m)

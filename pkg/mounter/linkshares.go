@@ -13,6 +13,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/keylock"
 )
 
 // mappings are the mappings of shares that the mounts of a links need. The root of a share has one
@@ -25,7 +26,7 @@ type mappings struct {
 	host    shareHost
 	worker  *worker
 	flights inflight.Group[string, Usage]
-	servers locks[string] // held while mappings of a server are examined and made
+	servers keylock.Locks[string] // held while mappings of a server are examined and made
 	hasLink func(root string) bool
 	records mappingRecords
 	key     [32]byte // of digests
@@ -73,7 +74,7 @@ func (l *links) openShare(ctx context.Context, m Mount, root, text string, mount
 	u := shareUse{root: root, text: text, mounted: mounted}
 	if m.Kind == Share {
 		u.credentials, u.privacy = m.Credentials, slices.Contains(m.Options, "seal")
-		if err := u.credentials.check(); err != nil {
+		if err := u.credentials.Check(); err != nil {
 			return nil, err
 		}
 		if u.credentials.Username == "" {
@@ -117,7 +118,7 @@ func (s *mappings) open(ctx context.Context, u shareUse) (release func(), err er
 // openOnce is open, but for removals: it returns the root whose removal must end first. The root
 // of u is pinned after success.
 func (s *mappings) openOnce(ctx context.Context, u shareUse) (replace string, err error) {
-	unlock, err := s.servers.lock(ctx, rootServer(u.root))
+	unlock, err := s.servers.Lock(ctx, rootServer(u.root))
 	if err != nil {
 		return "", fmt.Errorf("map %s: wait for another call to the server: %w", u.root, ctx.Err())
 	}

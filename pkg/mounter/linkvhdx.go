@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // imageExt is the extension of images: the system knows the format by it.
@@ -40,9 +42,9 @@ func (d *linkDisks) attachImage(ctx context.Context, image string, mark marking)
 	switch found, err := d.filesystem(volume); {
 	case err != nil:
 		return "", 0, err
-	case found != ntfs:
+	case found != options.NTFS:
 		return "", 0, fmt.Errorf("%w: the volume in %s has the filesystem %q, must have %s: it is not formatted, as "+
-			"the data may be needed", ErrFormat, image, found, ntfs)
+			"the data may be needed", ErrFormat, image, found, options.NTFS)
 	}
 	return volume, number, nil
 }
@@ -116,8 +118,8 @@ func (h linksHost) MakeImage(ctx context.Context, path string, size int64, fsTyp
 	switch {
 	case fsType == "":
 		return fmt.Errorf("%w: raw block volumes on Windows", errors.ErrUnsupported)
-	case fsType != ntfs:
-		return errors.Join(checkFSType(fsType), fmt.Errorf("%w: the filesystem %.32q on Windows", errors.ErrUnsupported,
+	case fsType != options.NTFS:
+		return errors.Join(CheckFSType(fsType), fmt.Errorf("%w: the filesystem %.32q on Windows", errors.ErrUnsupported,
 			fsType))
 	case !strings.HasSuffix(h.key(path), imageExt):
 		return fmt.Errorf("%w: the name of an image must end in %s: %s", ErrPath, imageExt, path)
@@ -286,7 +288,7 @@ func (d *linkDisks) makeFilesystem(volume string, number uint32) error {
 		return err
 	}
 	found, err = d.filesystem(volume)
-	if err == nil && found != ntfs {
+	if err == nil && found != options.NTFS {
 		err = fmt.Errorf("%w: after the format of %s, its filesystem is %q", ErrFormat, volume, found)
 	}
 	if err != nil {

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // modelFolders is the directory with the folders of volumes on a model.
@@ -37,7 +40,7 @@ type modelDisk struct {
 	size                       int64
 	attached, online, readOnly bool
 	lateDisk, lateVolume       int
-	parts                      []region
+	parts                      []signature.Region
 	volumes                    []*modelVolume
 	data                       map[int64]string // at offsets
 	unreadable                 bool
@@ -308,7 +311,7 @@ func (d *modelDisks) partition(number uint32) error {
 // addPart makes a partition.
 func (k *modelDisk) addPart(offset, length int64) {
 	k.data[510], k.data[512], k.data[k.size-512] = "\x55\xaa", "EFI PART", "EFI PART"
-	k.parts = append(k.parts, region{offset, length})
+	k.parts = append(k.parts, signature.Region{Offset: offset, Length: length})
 }
 
 func (d *modelDisks) addVolume(disk *modelDisk, fsType string) *modelVolume {
@@ -324,11 +327,11 @@ func (d *modelDisks) addVolume(disk *modelDisk, fsType string) *modelVolume {
 // fill makes a filesystem.
 func (v *modelVolume) fill(fsType string) {
 	part := v.disk.parts[slices.Index(v.disk.volumes, v)]
-	v.fs, v.root, v.size = fsType, newModelDir(""), part.length-512
-	v.disk.data[part.offset+3], v.disk.data[part.offset+part.length-512+3] = "NTFS    ", "NTFS    "
+	v.fs, v.root, v.size = fsType, newModelDir(""), part.Length-512
+	v.disk.data[part.Offset+3], v.disk.data[part.Offset+part.Length-512+3] = "NTFS    ", "NTFS    "
 }
 
-func (d *modelDisks) partitions(number uint32) (parts []region, err error) {
+func (d *modelDisks) partitions(number uint32) (parts []signature.Region, err error) {
 	err = d.call("partitions", func() error {
 		disk, err := d.numbered(number)
 		if err == nil {
@@ -407,7 +410,7 @@ func (d *modelDisks) format(volume string) error {
 		v, err := d.identified(volume)
 		if err == nil {
 			d.formats++
-			v.fill(ntfs)
+			v.fill(options.NTFS)
 		}
 		return err
 	})
@@ -474,9 +477,9 @@ func (d *modelDisks) growVolume(volume string) (size int64, err error) {
 			return err
 		}
 		part := &v.disk.parts[0]
-		size = v.disk.size - part.offset - partTail
+		size = v.disk.size - part.Offset - partTail
 		if !d.skipsGrowth {
-			part.length, v.size = size, size-512
+			part.Length, v.size = size, size-512
 		}
 		return nil
 	})

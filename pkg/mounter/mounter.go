@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
 
 // Kind is the kind of a Mount.
@@ -77,13 +79,13 @@ type Mount struct {
 	Sequence uint64
 }
 
-// isDevice reports whether m shows a block device and no filesystem.
-func (m Mount) isDevice() bool {
+// IsDevice reports whether m shows a block device and no filesystem.
+func (m Mount) IsDevice() bool {
 	return m.Kind == Disk || m.Kind == Device || (m.Kind == BlockDevice && m.FSType == "")
 }
 
-// tooSmall is the error of a BlockDevice with fewer bytes than m.Size.
-func tooSmall(m Mount, size int64) error {
+// TooSmall is the error of a BlockDevice with fewer bytes than m.Size.
+func TooSmall(m Mount, size int64) error {
 	return fmt.Errorf("%w: %s has %d bytes, must have at least %d: attach the disk of this volume, or, if the disk "+
 		"grew, let the node"+
 		" see its new size", ErrDevice, m.Source, size, m.Size)
@@ -92,11 +94,11 @@ func tooSmall(m Mount, size int64) error {
 // BindFrom returns the bind mount whose source is the mount of m at path.
 func (m Mount) BindFrom(path string) Mount {
 	again := Mount{Kind: Directory, Source: path, ReadOnly: m.ReadOnly}
-	if m.isDevice() {
+	if m.IsDevice() {
 		again.Kind, again.Source = Device, filepath.Join(path, DeviceName)
 	}
 	for _, o := range m.Options {
-		if slices.Contains(directoryOptions, o) { // all others belong to the filesystem, and hold for all of its mounts
+		if slices.Contains(options.Directory, o) { // all others belong to the filesystem, and hold for all of its mounts
 			again.Options = append(again.Options, o)
 		}
 	}
@@ -145,7 +147,7 @@ type Usage struct {
 // Errors that a Host returns wrapped, with the operation and its object.
 var (
 	// outside the kubelet directory, relative, unclean, or through a link
-	ErrPath     = errPath
+	ErrPath     = paths.Err
 	ErrConflict = errors.New("occupied by another mount")   // or by the same mount with other options
 	ErrBusy     = errors.New("in use")                      // files below the path are open
 	ErrNotEmpty = errors.New("not an empty directory")      // a mount would hide files

@@ -19,6 +19,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/keylock"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
 
 // maxLayers bounds the number of stacked mounts that Unmount removes from a path.
@@ -36,8 +38,8 @@ type linux struct {
 	opens    inflight.Group[int, struct{}]    // opens the root of a filesystem, by mount ID
 	looks    inflight.Group[fileID, looked]   // at the content of block devices, by device number
 	rescans  inflight.Group[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
-	images   locks[backing]                   // held by calls that mount, unmount, change or freeze an image
-	syncs    locks[backing]                   // held to unmount, flush, freeze or trim an image; taken before images
+	images   keylock.Locks[backing]           // held by calls that mount, unmount, change or freeze an image
+	syncs    keylock.Locks[backing]           // held to unmount, flush, freeze or trim an image; taken before images
 	helpers  helper.Pool                      // for system calls that a tenant can make stall
 	freezers helper.Pool                      // for freezes, so that they never take a helper from a thaw
 	// for system calls on shares, which wait for a server
@@ -48,7 +50,7 @@ type linux struct {
 	secrets      secrets
 	usages       usages
 	silent       silence
-	paths        locks[string] // held by calls that mount or unmount a path, until their helpers have ended
+	paths        keylock.Locks[string] // held by calls that mount or unmount a path, until their helpers have ended
 	stalls       stalls
 	checks       *fair.Slots      // for e2fsck and resize2fs
 	growths      *fair.Slots      // for growths of mounted filesystems
@@ -65,7 +67,7 @@ type linux struct {
 //
 // New needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
 func New(dir, state string) (Host, error) {
-	if err := checkDir(dir); err != nil {
+	if err := paths.CheckDir(dir); err != nil {
 		return nil, err
 	}
 	resolved, err := filepath.EvalSymlinks(dir)
@@ -277,9 +279,9 @@ func (l *linux) lockSource(ctx context.Context, m Mount) (src source, release fu
 	var unlock func()
 	switch m.Kind {
 	case Image, Disk:
-		unlock, err = l.images.lock(ctx, at.backing())
+		unlock, err = l.images.Lock(ctx, at.backing())
 	case BlockDevice:
-		unlock, err = l.images.lock(ctx, at.deviceKey())
+		unlock, err = l.images.Lock(ctx, at.deviceKey())
 	default:
 		unlock, err = l.lockImage(ctx, at, &l.images)
 	}
@@ -318,7 +320,7 @@ func (l *linux) lockImageAt(ctx context.Context, path string) (release func(), e
 
 // lockImage takes the locks of an image: the backing file of the loop device of a mount. It takes
 // none if the mount has no loop device.
-func (l *linux) lockImage(ctx context.Context, at state, all ...*locks[backing]) (release func(), err error) {
+func (l *linux) lockImage(ctx context.Context, at state, all ...*keylock.Locks[backing]) (release func(), err error) {
 	n, ok := l.loops.number(at)
 	if !ok {
 		return func() {}, nil
@@ -338,7 +340,7 @@ func (l *linux) lockImage(ctx context.Context, at state, all ...*locks[backing])
 		}
 	}
 	for _, a := range all {
-		r, err := a.lock(ctx, b)
+		r, err := a.Lock(ctx, b)
 		if err != nil {
 			release()
 			return nil, err
@@ -577,7 +579,7 @@ func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", path, err)
 	}
-	if m.Kind == BlockDevice && m.isDevice() {
+	if m.Kind == BlockDevice && m.IsDevice() {
 		return l.rawMounted(path, src.device)
 	}
 	return l.shows(path, func(at state) (bool, error) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 // noNamespace is the reason why tests with real mounts cannot run.
@@ -79,13 +80,13 @@ func TestLinuxKeepsTheContractWithoutTheNewSystemCalls(t *testing.T) {
 }
 
 func TestLinuxOptionsCoverDirectoryOptions(t *testing.T) {
-	for _, o := range directoryOptions {
+	for _, o := range options.Directory {
 		if _, ok := linuxOptions[o]; !ok {
 			t.Errorf("%s is allowed but does nothing", o)
 		}
 	}
-	if len(linuxOptions) != len(directoryOptions) {
-		t.Errorf("%d options do something, %d are allowed", len(linuxOptions), len(directoryOptions))
+	if len(linuxOptions) != len(options.Directory) {
+		t.Errorf("%d options do something, %d are allowed", len(linuxOptions), len(options.Directory))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,7 +22,7 @@ const (
 	managedFlags = unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | unix.ST_NODIRATIME | accessFlags
 )
 
-// linuxOptions holds the effect of each of directoryOptions: bits to clear (Out) and bits to set
+// linuxOptions holds the effect of each of Directory: bits to clear (Out) and bits to set
 // (In). The last option wins.
 var linuxOptions = map[string]struct {
 	attrOut, attrIn uint64
@@ -52,14 +53,14 @@ func optionFlags(options string) (flags int64) {
 // a pod must not open device nodes that are stored in a volume. nosuid is set unless the options
 // include suid.
 func attributes(m Mount) (attributeSet, error) {
-	if _, isType := imageOptions[m.FSType]; !isType && slices.Contains(FSTypes(), m.FSType) {
+	if _, isType := options.Image[m.FSType]; !isType && slices.Contains(FSTypes(), m.FSType) {
 		return attributeSet{}, fmt.Errorf("%w: %w: the filesystem %s on Linux", ErrFormat, errors.ErrUnsupported,
 			m.FSType)
 	}
 	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return attributeSet{}, err
 	}
-	if m.isDevice() {
+	if m.IsDevice() {
 		return attributeSet{}, nil // with nodev, no program could open the node
 	}
 	a := attributeSet{
@@ -135,7 +136,7 @@ func (a attributeSet) fresh(fsType string, own []string) fresh {
 	for _, o := range own {
 		if flag, ok := ownFlags[o]; ok {
 			f.super, f.flags = append(f.super, o), f.flags|flag
-		} else if l, ok := labelOf(o); ok {
+		} else if l, ok := options.Label(o); ok {
 			f.label = l
 		} else if _, ok := linuxOptions[o]; !ok {
 			f.text = append(f.text, o)
@@ -148,7 +149,7 @@ func (a attributeSet) fresh(fsType string, own []string) fresh {
 func (f fresh) parameters() []string {
 	all := slices.Concat(f.super, f.text)
 	if f.label != "" {
-		all = append(all, contextOption+"="+f.label)
+		all = append(all, options.Context+"="+f.label)
 	}
 	return all
 }
@@ -158,7 +159,7 @@ func (f fresh) parameters() []string {
 func (f fresh) data() string {
 	all := slices.Clone(f.text)
 	if f.label != "" {
-		all = append(all, contextOption+`="`+f.label+`"`)
+		all = append(all, options.Context+`="`+f.label+`"`)
 	}
 	return strings.Join(all, ",")
 }

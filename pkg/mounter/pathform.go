@@ -7,6 +7,8 @@ import (
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
 
 // pathForm is the syntax of the paths of an operating system. Code that must run on any system,
@@ -27,7 +29,7 @@ func cleanUnix(p string) (string, error) {
 	if !path.IsAbs(p) || path.Clean(p) != p || strings.IndexByte(p, 0) >= 0 {
 		return "", fmt.Errorf("%w: %.128q is not absolute and clean", ErrPath, p)
 	}
-	if len(p) > maxPath || slices.ContainsFunc(strings.Split(p, "/"), func(n string) bool { return len(n) > maxName }) {
+	if len(p) > paths.MaxPath || slices.ContainsFunc(strings.Split(p, "/"), func(n string) bool { return len(n) > paths.MaxName }) {
 		return "", fmt.Errorf("%w: %.64q… is too long", ErrPath, p)
 	}
 	return p, nil
@@ -84,8 +86,8 @@ const windowsPorts = "0123456789¹²³"
 // the kubelet means it: it sends the staging path as \var\lib\kubelet\…. Errors: ErrPath for a
 // relative path, a UNC or device path (\\…), "..", and names that Windows reads as other names.
 func cleanWindows(path string) (string, error) {
-	if !utf8.ValidString(path) || len(path) > maxPath {
-		return "", fmt.Errorf("%w: a path is valid UTF-8 of at most %d bytes", ErrPath, maxPath)
+	if !utf8.ValidString(path) || len(path) > paths.MaxPath {
+		return "", fmt.Errorf("%w: a path is valid UTF-8 of at most %d bytes", ErrPath, paths.MaxPath)
 	}
 	path = strings.ReplaceAll(path, "/", `\`)
 	switch {
@@ -124,9 +126,9 @@ func checkWindowsName(name string) error {
 		return fmt.Errorf("%w: invalid name %.64q: must not end with a dot or a space, which Windows cuts off", ErrPath,
 			name)
 	}
-	if n := len(utf16.Encode([]rune(name))); n > maxName {
+	if n := len(utf16.Encode([]rune(name))); n > paths.MaxName {
 		return fmt.Errorf("%w: invalid name %.64q…: must have at most %d UTF-16 code units, has %d", ErrPath, name,
-			maxName, n)
+			paths.MaxName, n)
 	}
 	base, _, _ := strings.Cut(strings.ToLower(name), ".")
 	base = strings.TrimRight(base, " ")

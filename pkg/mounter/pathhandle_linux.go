@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 	"golang.org/x/sys/unix"
 )
 
@@ -46,7 +47,7 @@ type pathHandle struct {
 // open resolves path below the kubelet directory without following any link. Errors: ErrPath,
 // fs.ErrNotExist if the parent does not exist.
 func (l *linux) open(path string) (pathHandle, error) {
-	rel, err := below(l.dir, path)
+	rel, err := paths.Below(l.dir, path)
 	if err != nil {
 		return pathHandle{}, err
 	}
@@ -353,7 +354,7 @@ type source struct {
 // itself may be reached through a link. Errors: ErrPath for a link, fs.ErrNotExist.
 func (l *linux) openSource(path string) (source, error) {
 	resolved := path
-	if rel, err := below(l.dir, path); err == nil {
+	if rel, err := paths.Below(l.dir, path); err == nil {
 		resolved = filepath.Join(l.real, rel)
 	}
 	fd, err := resolve(resolved, unix.O_PATH)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // A filesystem that is mounted read-only can still write to its device. ext4, xfs and btrfs replay
@@ -94,6 +95,6 @@ func (m Mount) whileReadOnly(dev *os.File, mount, unmount func() error) error {
 // on a broken disk.
 func hasLog(dev *os.File) bool {
 	root := make([]byte, 8)
-	_, err := dev.ReadAt(root, btrfsStart+96)
+	_, err := dev.ReadAt(root, signature.BtrfsStart+96)
 	return err == nil && binary.LittleEndian.Uint64(root) != 0
 }

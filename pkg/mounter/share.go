@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
 
 // Credentials are those of a Share. They print as *** in every format, so that no log, error or
@@ -33,9 +35,9 @@ func (Credentials) GoString() string { return hidden }
 // MarshalText returns ***, so that no encoding and no log contains credentials.
 func (Credentials) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 
-// check returns ErrOption for a value that an SMB server cannot have. The error does not show the
+// Check returns ErrOption for a value that an SMB server cannot have. The error does not show the
 // value.
-func (c Credentials) check() error {
+func (c Credentials) Check() error {
 	for name, value := range map[string]string{"username": c.Username, "domain": c.Domain, "password": c.Password} {
 		if len(value) > maxCredential || strings.ContainsAny(value, "\x00\n\r") || !utf8.ValidString(value) {
 			return fmt.Errorf("%w: the %s must be UTF-8 without NUL and line breaks, at most %d bytes", ErrOption, name,
@@ -57,8 +59,8 @@ type ShareSource struct {
 	Path   string // path of a directory on the share, with slashes; "": the root of the share
 }
 
-// smbPort is the port of SMB over TCP.
-const smbPort = 445
+// SMBPort is the port of SMB over TCP.
+const SMBPort = 445
 
 const (
 	maxShareName   = 80   // bytes; [MS-SMB2] 2.2.9
@@ -132,8 +134,8 @@ func CheckShareName(name string) error {
 	switch {
 	case name == "", name == ".", name == "..":
 		return fmt.Errorf("%q is not a name", name)
-	case len(name) > maxName:
-		return fmt.Errorf("%.32q… has %d bytes, must have at most %d", name, len(name), maxName)
+	case len(name) > paths.MaxName:
+		return fmt.Errorf("%.32q… has %d bytes, must have at most %d", name, len(name), paths.MaxName)
 	case !utf8.ValidString(name):
 		return fmt.Errorf("%.64q is not UTF-8", name)
 	case strings.HasSuffix(name, ".") || strings.HasSuffix(name, " "):
@@ -153,7 +155,7 @@ func (s ShareSource) String() string {
 	if s.Port != 0 {
 		text += ":" + strconv.Itoa(s.Port)
 	}
-	return text + strings.TrimPrefix(s.unc(), "//"+s.host())
+	return text + strings.TrimPrefix(s.UNC(), "//"+s.host())
 }
 
 // host returns the server, with brackets around an IPv6 address.
@@ -164,8 +166,8 @@ func (s ShareSource) host() string {
 	return s.Server
 }
 
-// unc returns the source without the port.
-func (s ShareSource) unc() string {
+// UNC returns the source without the port.
+func (s ShareSource) UNC() string {
 	text := "//" + s.host() + "/" + s.Share
 	if s.Path != "" {
 		text += "/" + s.Path
@@ -173,9 +175,9 @@ func (s ShareSource) unc() string {
 	return text
 }
 
-// same reports whether both are the same directory of a server. The names of servers and shares do
+// Same reports whether both are the same directory of a server. The names of servers and shares do
 // not depend on case; those of directories are compared exactly. A port is not compared, as the
 // kernel does not show it in the source of a mount.
-func (s ShareSource) same(other ShareSource) bool {
+func (s ShareSource) Same(other ShareSource) bool {
 	return s.Server == other.Server && strings.EqualFold(s.Share, other.Share) && s.Path == other.Path
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -45,7 +46,7 @@ const (
 func (l *linux) mountShare(ctx context.Context, m Mount, p pathHandle, attr attributeSet) error {
 	src, err := ParseShare(m.Source)
 	if err == nil {
-		err = m.Credentials.check()
+		err = m.Credentials.Check()
 	}
 	if err != nil {
 		return err
@@ -189,11 +190,11 @@ func shareParameters(ctx context.Context, m Mount, src ShareSource) ([][2]string
 	if err != nil {
 		return nil, err
 	}
-	port := smbPort
+	port := SMBPort
 	if src.Port != 0 {
 		port = src.Port
 	}
-	address := [][2]string{{"source", src.unc()}, {"ip", ip.String()}, {"port", strconv.Itoa(port)}}
+	address := [][2]string{{"source", src.UNC()}, {"ip", ip.String()}, {"port", strconv.Itoa(port)}}
 	return append(address, ownParameters(m)...), nil
 }
 
@@ -203,13 +204,13 @@ func ownParameters(m Mount) [][2]string {
 	version := [2]string{"vers", "3"} // SMB 3.0 or newer
 	for _, o := range m.Options {
 		name, value, _ := strings.Cut(o, "=")
-		if l, ok := labelOf(o); ok {
+		if l, ok := options.Label(o); ok {
 			value = l
 		}
 		switch {
 		case name == "vers":
 			version[1] = value
-		case isShareOption(shareOptions, o):
+		case options.IsShare(options.Share, o):
 			parameters = append(parameters, [2]string{name, value})
 		}
 	}

@@ -158,7 +158,7 @@ type pathLock struct {
 
 // lockPath takes the lock of a path: until a helper has ended, another mount could be made by it.
 func (l *linux) lockPath(ctx context.Context, path string) (*pathLock, error) {
-	release, err := l.paths.lock(ctx, path)
+	release, err := l.paths.Lock(ctx, path)
 	if err != nil {
 		return nil, err
 	}

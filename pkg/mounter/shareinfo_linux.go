@@ -172,7 +172,7 @@ func (l *linux) shareMounted(m Mount, path string) (bool, error) {
 // showsShare reports whether an entry of mountinfo is a mount of the whole of src.
 func showsShare(i *mountinfo.Info, src ShareSource) bool {
 	shown, err := parseShown(i.Source)
-	return err == nil && i.Root == "/" && shown.same(src)
+	return err == nil && i.Root == "/" && shown.Same(src)
 }
 
 // serverOf returns the server of a mount in mountinfo.

@@ -17,9 +17,9 @@ func linkText(source string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if s.Port != 0 && s.Port != smbPort {
+	if s.Port != 0 && s.Port != SMBPort {
 		return "", fmt.Errorf("%w: invalid share %.128q: Windows connects to port %d only: remove the port", ErrPath,
-			source, smbPort)
+			source, SMBPort)
 	}
 	server := s.Server
 	if strings.Contains(server, ":") { // [MS-UNC] has no brackets

@@ -48,7 +48,7 @@ func (s *stalls) add(path string, b backing, tenant, why string) (done func()) {
 	}
 }
 
-// Check returns ErrStalled if image b is stalled.
+// check returns ErrStalled if image b is stalled.
 func (s *stalls) check(b backing) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

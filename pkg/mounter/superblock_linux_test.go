@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // damage overwrites the first superblock of a disk.
@@ -84,13 +86,13 @@ func TestInterruptedFormatIsRecognizedByItsCopies(t *testing.T) {
 			if err != nil || f == nil {
 				t.Fatalf("the record is %v, %v", f, err)
 			}
-			c, err := examine(dev, tc.size)
-			if err != nil || len(c.copies) == 0 {
+			c, err := signature.Examine(dev, tc.size)
+			if err != nil || len(c.Copies) == 0 {
 				t.Fatalf("examine = %+v, %v, want copies of superblocks", c, err)
 			}
-			for _, s := range c.copies {
-				if s.name != tc.fsType || s.id != f.UUID || !s.fresh {
-					t.Errorf("the copy at %d is %+v, want %s, %s, fresh", s.offset, s, tc.fsType, f.UUID)
+			for _, s := range c.Copies {
+				if s.Name != tc.fsType || s.ID != f.UUID || !s.Fresh {
+					t.Errorf("the copy at %d is %+v, want %s, %s, fresh", s.Offset, s, tc.fsType, f.UUID)
 				}
 			}
 			b.mount(m, b.path("staging"))
@@ -117,7 +119,7 @@ func TestReadCopiesFindsTheCopiesOfALargeXFS(t *testing.T) {
 			t.Skip(err)
 		}
 		runTool(t, "mkfs.xfs", "-q", "-f", "-b", "size="+block, file)
-		all, err := readCopies(f, size)
+		all, err := signature.ReadCopies(f, size)
 		if err != nil || len(all) < 4 { // the first one, too
 			t.Errorf("blocks of %s: the copies are %+v, %v, want 4 or more", block, all, err)
 		}

@@ -7,10 +7,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
-// system has the mounts of an operating system.
-type system struct {
+// System has the mounts of an operating system.
+type System struct {
 	name  string
 	kinds []Kind
 	// options are the permitted mount options of every kind with a filesystem.
@@ -20,30 +22,30 @@ type system struct {
 	fsTypes map[string][]string
 	// labels: the option context gives an SELinux label to a filesystem of fsTypes.
 	labels bool
-	// share are the permitted options of a Share beside options: see shareOptions.
+	// share are the permitted options of a Share beside options: see options.Share.
 	share map[string]*regexp.Regexp
 	// remedies are the alternatives to options of a Share that another system has.
 	remedies map[string]string
 }
 
-// linuxMounts are the mounts of Linux. Options that name a device, a credential or another
+// Linux are the mounts of Linux. Options that name a device, a credential or another
 // filesystem are not among them, nor those that weaken the guarantees of a filesystem, such as
 // nobarrier or data=writeback. nodev is always set; nosuid is set unless the options have suid.
-var linuxMounts = system{
+var Linux = System{
 	name:    "Linux",
 	kinds:   []Kind{Directory, Image, Disk, Device, BlockDevice, Share},
-	options: directoryOptions,
-	fsTypes: imageOptions,
+	options: options.Directory,
+	fsTypes: options.Image,
 	labels:  true,
-	share:   shareOptions,
+	share:   options.Share,
 }
 
-// windowsMounts are the mounts of Windows. The runtime of the containers enforces ro.
-var windowsMounts = system{
+// Windows are the mounts of Windows. The runtime of the containers enforces ro.
+var Windows = System{
 	name:    "Windows",
 	kinds:   []Kind{Directory, Image, BlockDevice, Share},
 	options: []string{"ro", "rw"},
-	fsTypes: map[string][]string{ntfs: nil},
+	fsTypes: map[string][]string{options.NTFS: nil},
 	share:   windowsShareOptions,
 	remedies: map[string]string{
 		"vers": "demand seal, which needs SMB 3",
@@ -61,31 +63,31 @@ var windowsMounts = system{
 // 2 from an old server. sign: a mapping of csi-proxy v2.0.0-alpha.2 cannot demand signatures. For
 // both, seal is the remedy: it needs SMB 3, and encrypted messages are signed.
 var windowsShareOptions = func() map[string]*regexp.Regexp {
-	options := maps.Clone(shareOptions)
+	own := maps.Clone(options.Share)
 	for _, name := range []string{"guest", "vers", "sign"} {
-		delete(options, name)
+		delete(own, name)
 	}
-	options["sec"] = regexp.MustCompile(`^ntlmssp$`)
-	return options
+	own["sec"] = regexp.MustCompile(`^ntlmssp$`)
+	return own
 }()
 
 // systems are the operating systems whose nodes a cluster can mix.
-var systems = []system{linuxMounts, windowsMounts}
+var systems = []System{Linux, Windows}
 
-// supports is Images.Supports of this system.
-func (s system) supports(k Kind, fsType string, options []string) error {
+// Supports is Images.Supports of this system.
+func (s System) Supports(k Kind, fsType string, options []string) error {
 	switch _, isType := s.fsTypes[fsType]; {
 	case !slices.Contains(s.kinds, k), k == BlockDevice && fsType == "" && !slices.Contains(s.kinds, Disk):
 		return fmt.Errorf("%w: a volume of kind %q on %s", errors.ErrUnsupported, k, s.name)
 	case k == Image && !isType, k == BlockDevice && fsType != "" && !isType:
 		return fmt.Errorf("%w: the filesystem %.32q on %s", errors.ErrUnsupported, fsType, s.name)
 	}
-	return s.checkOptions(errors.ErrUnsupported, k, fsType, options)
+	return s.CheckOptions(errors.ErrUnsupported, k, fsType, options)
 }
 
-// checkOptions returns an error that wraps kind for the first of options that a mount of kind k with
+// CheckOptions returns an error that wraps kind for the first of options that a mount of kind k with
 // this filesystem type may not have.
-func (s system) checkOptions(kind error, k Kind, fsType string, options []string) error {
+func (s System) CheckOptions(kind error, k Kind, fsType string, options []string) error {
 	i := s.forbidden(k, fsType, options)
 	if i < 0 {
 		return nil
@@ -100,39 +102,39 @@ func (s system) checkOptions(kind error, k Kind, fsType string, options []string
 
 // forbidden returns the index of the first of options that a mount of kind k with this filesystem
 // type may not have; -1 if there is none.
-func (s system) forbidden(k Kind, fsType string, options []string) int {
+func (s System) forbidden(k Kind, fsType string, options []string) int {
 	return slices.IndexFunc(options, func(o string) bool { return !s.permits(k, fsType, o) })
 }
 
 // permits reports whether a mount of kind k with this filesystem type may have an option.
-func (s system) permits(k Kind, fsType, option string) bool {
+func (s System) permits(k Kind, fsType, option string) bool {
 	switch {
 	case k == Disk, k == Device, k == BlockDevice && fsType == "":
 		return false
 	case slices.Contains(s.options, option):
 		return true
 	case k == Share:
-		return isShareOption(s.share, option)
+		return options.IsShare(s.share, option)
 	case k == Directory:
 		return false
 	}
-	_, isLabel := labelOf(option)
+	_, isLabel := options.Label(option)
 	return s.labels && isLabel || slices.Contains(s.fsTypes[fsType], option)
 }
 
 // optionNames returns the names of the permitted options, for an error.
-func (s system) optionNames(k Kind, fsType string) string {
+func (s System) optionNames(k Kind, fsType string) string {
 	switch {
 	case k == Disk, k == Device, k == BlockDevice && fsType == "":
 		return "none"
 	case k == Share:
-		return strings.Join(slices.Concat(s.options, shareOptionNames(s.share)), ", ")
+		return strings.Join(slices.Concat(s.options, options.ShareNames(s.share)), ", ")
 	case k == Directory:
 		return strings.Join(s.options, ", ")
 	}
 	names := slices.Concat(s.options, s.fsTypes[fsType])
 	if s.labels {
-		names = append(names, contextOption+"=")
+		names = append(names, options.Context+"=")
 	}
 	return strings.Join(names, ", ")
 }
@@ -147,8 +149,8 @@ func FSTypes() []string {
 	return slices.Compact(all)
 }
 
-// checkFSType returns ErrFormat for a type outside of FSTypes.
-func checkFSType(fsType string) error {
+// CheckFSType returns ErrFormat for a type outside of FSTypes.
+func CheckFSType(fsType string) error {
 	if all := FSTypes(); !slices.Contains(all, fsType) {
 		return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s", ErrFormat, fsType,
 			strings.Join(all, ", "))
@@ -158,20 +160,20 @@ func checkFSType(fsType string) error {
 
 // optionAt is the option with an index in an error: its position, and its name if an option of shares
 // has that name. Any other text can be a secret (CSI spec v1.13, VolumeCapability.mount_flags).
-func optionAt(options []string, i int) string {
-	at := fmt.Sprintf("option %d of %d", i+1, len(options))
-	if name, _, _ := strings.Cut(options[i], "="); hasShareOption(name) {
+func optionAt(mountOptions []string, i int) string {
+	at := fmt.Sprintf("option %d of %d", i+1, len(mountOptions))
+	if name, _, _ := strings.Cut(mountOptions[i], "="); options.HasShare(name) {
 		at += " (" + name + ")"
 	}
 	return at
 }
 
-// CheckOptions returns ErrOption for the first of options that a mount of kind k with this
+// CheckOptions returns ErrOption for the first of mountOptions that a mount of kind k with this
 // filesystem type may not have on any operating system; Images.Supports is about that of a node.
 // The error has no value of an option, which can be a secret.
-func CheckOptions(k Kind, fsType string, options []string) error {
+func CheckOptions(k Kind, fsType string, mountOptions []string) error {
 	if k == Image || k == BlockDevice && fsType != "" {
-		if err := checkFSType(fsType); err != nil {
+		if err := CheckFSType(fsType); err != nil {
 			return err
 		}
 	}
@@ -182,17 +184,17 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 	if !known {
 		return fmt.Errorf("%w: a mount of kind %q", errors.ErrUnsupported, k)
 	}
-	for i, o := range options {
-		if _, isLabel := labelOf(o); isLabel && k == Directory {
+	for i, o := range mountOptions {
+		if _, isLabel := options.Label(o); isLabel && k == Directory {
 			return fmt.Errorf("%w: %s: a directory shares the filesystem of other directories, and cannot have an "+
 				"SELinux label of its own: seLinuxMount of the CSIDriver must be false",
-				ErrOption, optionAt(options, i))
+				ErrOption, optionAt(mountOptions, i))
 		}
-		if !slices.ContainsFunc(systems, func(s system) bool {
+		if !slices.ContainsFunc(systems, func(s System) bool {
 			_, isType := s.fsTypes[fsType]
 			return (isType || fsType == "") && s.permits(k, fsType, o)
 		}) {
-			return fmt.Errorf("%w: %s: must be one of, with a valid value: %s", ErrOption, optionAt(options, i),
+			return fmt.Errorf("%w: %s: must be one of, with a valid value: %s", ErrOption, optionAt(mountOptions, i),
 				anyOptionNames(k, fsType))
 		}
 	}
@@ -218,7 +220,7 @@ func IsOption(option string) bool {
 				return true
 			}
 		}
-		if slices.Contains(s.options, option) || isShareOption(s.share, option) {
+		if slices.Contains(s.options, option) || options.IsShare(s.share, option) {
 			return true
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
 func FuzzCheckOptions(f *testing.F) {
@@ -18,16 +20,16 @@ func FuzzCheckOptions(f *testing.F) {
 	f.Fuzz(func(t *testing.T, o string) {
 		for _, k := range []Kind{Directory, Disk, Device} {
 			err := CheckOptions(k, "", []string{o})
-			if listed := k == Directory && slices.Contains(directoryOptions, o); listed && err != nil ||
+			if listed := k == Directory && slices.Contains(options.Directory, o); listed && err != nil ||
 				!listed && !errors.Is(err, ErrOption) {
 				t.Errorf("CheckOptions(%q) of a %s = %v", o, k, err)
 			}
 		}
-		for fsType, own := range imageOptions {
+		for fsType, own := range options.Image {
 			err := CheckOptions(Image, fsType, []string{o})
-			_, isLabel := labelOf(o)
-			isLabel = isLabel && fsType != ntfs
-			if listed := slices.Contains(directoryOptions, o) || slices.Contains(own, o) || isLabel; listed && err != nil ||
+			_, isLabel := options.Label(o)
+			isLabel = isLabel && fsType != options.NTFS
+			if listed := slices.Contains(options.Directory, o) || slices.Contains(own, o) || isLabel; listed && err != nil ||
 				!listed && !errors.Is(err, ErrOption) {
 				t.Errorf("CheckOptions(%q) of an image with %s = %v", o, fsType, err)
 			}
@@ -37,12 +39,12 @@ func FuzzCheckOptions(f *testing.F) {
 			t.Errorf("CheckOptions of an image with %q = %v", o, err)
 		}
 		err := CheckOptions(Share, "", []string{o})
-		if listed := slices.Contains(directoryOptions, o) || isShareOption(shareOptions, o); listed && err != nil ||
+		if listed := slices.Contains(options.Directory, o) || options.IsShare(options.Share, o); listed && err != nil ||
 			!listed && !errors.Is(err, ErrOption) {
 			t.Errorf("CheckOptions(%q) of a share = %v", o, err)
 		}
 		name, _, _ := strings.Cut(o, "=")
-		if l, ok := labelOf(o); ok { // the quotes around it are not passed to the kernel
+		if l, ok := options.Label(o); ok { // the quotes around it are not passed to the kernel
 			o = l
 		}
 		for _, never := range []string{"user", "pass", "cred", "domain", "ip", "addr", "unc", "source", "prefix", "port"} {

@@ -88,7 +88,7 @@ func (l *linux) Trim(ctx context.Context, tenant, image string) (freed int64, er
 	if err := errors.Join(l.stalls.check(d.image), l.stalls.admit(tenant)); err != nil {
 		return 0, err
 	}
-	ctx, release, ok := l.syncs.lockUntilWanted(ctx, d.image, errWanted)
+	ctx, release, ok := l.syncs.LockUntilWanted(ctx, d.image, errWanted)
 	if !ok {
 		return 0, errWanted
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
 // trial returns a trial of the disks of this machine in an empty directory.
@@ -148,14 +150,14 @@ var diskAssumptions = []assumption{
 	{"disks", "the guard finds a disk with a partition table, and a new one blank", func(t *testing.T) string {
 		d := trial(t)
 		disks := newLinkDisks(d.h, callDirectly, d.dir, nil)
-		look := func(number uint32) content {
+		look := func(number uint32) signature.Content {
 			all, err := d.h.disks()
 			d.ok("disks", err)
 			i := slices.IndexFunc(all, func(i diskInfo) bool { return i.number == number })
 			if i < 0 {
 				t.Fatalf("disk %d is not in the list", number)
 			}
-			found, err := examine(diskReader{disks, all[i]}, all[i].size)
+			found, err := signature.Examine(diskReader{disks, all[i]}, all[i].size)
 			d.ok("examine", err)
 			return found
 		}
@@ -163,7 +165,7 @@ var diskAssumptions = []assumption{
 		d.ok("create", d.h.createVHDX(image, checkSize))
 		blank := look(d.attach(image))
 		_, _, number := d.newVolume("used")
-		if used := look(number); !blank.blank || used.blank {
+		if used := look(number); !blank.Blank || used.Blank {
 			return fmt.Sprintf("new: %+v, used: %+v", blank, used)
 		}
 		return asAssumed

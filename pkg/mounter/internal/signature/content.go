@@ -1,4 +1,6 @@
-package mounter
+// Package signature finds the signatures of filesystems, volume managers and partition tables on a
+// device.
+package signature
 
 import (
 	"bytes"
@@ -22,19 +24,19 @@ const (
 	copySize = 4096
 )
 
-// region is a part of a device, in bytes.
-type region struct{ offset, length int64 }
+// Region is a part of a device, in bytes.
+type Region struct{ Offset, Length int64 }
 
-// regions returns the ranges of a device of size bytes that must be read: both ends, and the ranges
+// Regions returns the ranges of a device of size bytes that must be read: both ends, and the ranges
 // between where a filesystem keeps copies of its superblock.
-func regions(size int64) []region {
-	all := []region{{0, min(edge, size)}}
+func Regions(size int64) []Region {
+	all := []Region{{0, min(edge, size)}}
 	if size > edge {
-		all = append(all, region{max(edge, size-edge), min(edge, size-edge)})
+		all = append(all, Region{max(edge, size-edge), min(edge, size-edge)})
 	}
 	for _, offset := range copies(size) {
 		if offset >= edge && offset+copySize <= size-edge {
-			all = append(all, region{offset, copySize})
+			all = append(all, Region{offset, copySize})
 		}
 	}
 	return all
@@ -67,25 +69,25 @@ func copies(size int64) []int64 {
 	return slices.Compact(all)
 }
 
-// signature is a text on a device at an offset, which counts from the end of the device if it is
+// Signature is a text on a device at an offset, which counts from the end of the device if it is
 // negative.
-type signature struct {
-	name   string
-	offset int64
-	magic  string
+type Signature struct {
+	Name   string
+	Offset int64
+	Magic  string
 }
 
 // Names of contents. Those of filesystems that an attached disk may have are in FSTypes.
 const (
-	extFamily    = "ext4" // or ext2, ext3: blkid(8) tells them apart
-	unfinishedFS = "an unfinished btrfs"
-	unknownData  = "data of an unknown format"
-	partitions   = "a partition table (MBR) or a boot sector"
+	Ext        = "ext4" // or ext2, ext3: blkid(8) tells them apart
+	Unfinished = "an unfinished btrfs"
+	Unknown    = "data of an unknown format"
+	partitions = "a partition table (MBR) or a boot sector"
 )
 
-// signatures are tried in this order: a device with a boot sector can still hold a filesystem.
+// Signatures are tried in this order: a device with a boot sector can still hold a filesystem.
 // Sources: magic numbers of libblkid, and the specifications of LUKS, GPT and LVM2.
-var signatures = slices.Concat([]signature{
+var Signatures = slices.Concat([]Signature{
 	{"a LUKS volume", 0, "LUKS\xba\xbe"},
 	{"a GPT partition table", 512, "EFI PART"},
 	{"a GPT partition table", 4096, "EFI PART"},
@@ -99,9 +101,9 @@ var signatures = slices.Concat([]signature{
 	{"a member of an mdraid array", 4096, "\xfc\x4e\x2b\xa9"},
 	{"a bcache device", 4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
 	{"xfs", 0, "XFSB"},
-	{extFamily, 1024 + 0x38, "\x53\xef"},
-	{"btrfs", btrfsStart + 64, "_BHRfS_M"},
-	{unfinishedFS, btrfsStart + 64, "!BHRfS_M"}, // BTRFS_MAGIC_TEMPORARY of btrfs-progs
+	{Ext, 1024 + 0x38, "\x53\xef"},
+	{"btrfs", BtrfsStart + 64, "_BHRfS_M"},
+	{Unfinished, BtrfsStart + 64, "!BHRfS_M"}, // BTRFS_MAGIC_TEMPORARY of btrfs-progs
 	{"f2fs", 1024, "\x10\x20\xf5\xf2"},
 	{"swap space", 4096 - 10, "SWAPSPACE2"},
 	{"swap space", 65536 - 10, "SWAPSPACE2"},
@@ -110,134 +112,134 @@ var signatures = slices.Concat([]signature{
 	{"exfat", 3, "EXFAT   "},
 	{"vfat", 54, "FAT1"},
 	{"vfat", 82, "FAT32"},
-}, luksCopies(), zfsLabels(), []signature{{partitions, 510, "\x55\xaa"}})
+}, luksCopies(), zfsLabels(), []Signature{{partitions, 510, "\x55\xaa"}})
 
 const (
-	btrfsStart = 64 << 10
+	BtrfsStart = 64 << 10
 	extStart   = 1024
 )
 
 // luksCopies are where the second header of LUKS2 can be.
-func luksCopies() (all []signature) {
+func luksCopies() (all []Signature) {
 	for offset := int64(16 << 10); offset <= 4<<20; offset *= 2 {
-		all = append(all, signature{"the second header of a LUKS volume", offset, "SKUL\xba\xbe"})
+		all = append(all, Signature{"the second header of a LUKS volume", offset, "SKUL\xba\xbe"})
 	}
 	return all
 }
 
 // zfsLabels are where a zfs keeps its uberblocks: the second half of each of its labels at the
 // start.
-func zfsLabels() (all []signature) {
+func zfsLabels() (all []Signature) {
 	for offset := int64(128 << 10); offset < 256<<10; offset += 1024 {
 		for _, magic := range []string{"\x0c\xb1\xba\x00\x00\x00\x00\x00", "\x00\x00\x00\x00\x00\xba\xb1\x0c"} {
-			all = append(all, signature{"a member of a zfs pool", offset, magic})
+			all = append(all, Signature{"a member of a zfs pool", offset, magic})
 		}
 	}
 	return all
 }
 
-// content is the content of a device, as far as its signatures show.
-type content struct {
-	blank bool
-	name  string // for messages; one of FSTypes if the content is such a filesystem
-	id    string // of a filesystem of FSTypes, complete or not: its UUID
-	// fresh says of a btrfs that mkfs has not ended, and of the others that they were never mounted
+// Content is the content of a device, as far as its signatures show.
+type Content struct {
+	Blank bool
+	Name  string // for messages; one of FSTypes if the content is such a filesystem
+	ID    string // of a filesystem of FSTypes, complete or not: its UUID
+	// Fresh says of a btrfs that mkfs has not ended, and of the others that they were never mounted
 	// for writing.
-	fresh bool
-	// copies are those of superblocks, on a device with unknownData.
-	copies []superblock
+	Fresh bool
+	// Copies are those of superblocks, on a device with Unknown.
+	Copies []Superblock
 }
 
-// examine reads a device of size bytes. An error names the bytes that cannot be read.
-func examine(dev io.ReaderAt, size int64) (content, error) {
+// Examine reads a device of size bytes. An error names the bytes that cannot be read.
+func Examine(dev io.ReaderAt, size int64) (Content, error) {
 	if size < edge {
-		return content{}, fmt.Errorf("it has %d bytes: a device must have at least %d", size, edge)
+		return Content{}, fmt.Errorf("it has %d bytes: a device must have at least %d", size, edge)
 	}
 	blank := true
-	for _, r := range regions(size) {
-		data := make([]byte, r.length)
-		if _, err := dev.ReadAt(data, r.offset); err != nil && !(errors.Is(err, io.EOF) && r.offset+r.length == size) {
-			return content{}, fmt.Errorf("cannot read bytes %d to %d: %w", r.offset, r.offset+r.length, err)
+	for _, r := range Regions(size) {
+		data := make([]byte, r.Length)
+		if _, err := dev.ReadAt(data, r.Offset); err != nil && !(errors.Is(err, io.EOF) && r.Offset+r.Length == size) {
+			return Content{}, fmt.Errorf("cannot read bytes %d to %d: %w", r.Offset, r.Offset+r.Length, err)
 		}
 		blank = blank && len(bytes.Trim(data, "\x00")) == 0
 	}
 	if blank {
-		return content{blank: true, name: "nothing"}, nil
+		return Content{Blank: true, Name: "nothing"}, nil
 	}
-	found := content{name: unknownData}
-	for _, s := range append(signatures, raidAt(size)...) {
-		is, err := s.on(dev, size)
+	found := Content{Name: Unknown}
+	for _, s := range append(Signatures, RaidAt(size)...) {
+		is, err := s.On(dev, size)
 		if err != nil {
-			return content{}, err
+			return Content{}, err
 		}
 		if is {
-			found.name = s.name
+			found.Name = s.Name
 			break
 		}
 	}
-	if found.name == unknownData {
+	if found.Name == Unknown {
 		var err error
-		found.copies, err = readCopies(dev, size)
+		found.Copies, err = ReadCopies(dev, size)
 		return found, err
 	}
 	return found, found.read(dev)
 }
 
-// raidAt are the superblocks of mdraid whose offsets depend on the size: versions 1.0 and 0.90,
+// RaidAt are the superblocks of mdraid whose offsets depend on the size: versions 1.0 and 0.90,
 // md(4).
-func raidAt(size int64) []signature {
+func RaidAt(size int64) []Signature {
 	const name, magic = "a member of an mdraid array", "\xfc\x4e\x2b\xa9"
-	return []signature{
+	return []Signature{
 		{name, size/512&^7*512 - 8<<10, magic},
 		{name, size&^(64<<10-1) - 64<<10, magic},
 	}
 }
 
-// on reports whether the signature is on a device of size bytes.
-func (s signature) on(dev io.ReaderAt, size int64) (bool, error) {
-	at := s.offset
+// On reports whether the signature is on a device of size bytes.
+func (s Signature) On(dev io.ReaderAt, size int64) (bool, error) {
+	at := s.Offset
 	if at < 0 {
 		at += size
 	}
-	data := make([]byte, len(s.magic))
+	data := make([]byte, len(s.Magic))
 	if at < 0 || at+int64(len(data)) > size {
 		return false, nil
 	}
 	if _, err := dev.ReadAt(data, at); err != nil && !errors.Is(err, io.EOF) {
 		return false, fmt.Errorf("cannot read bytes %d to %d: %w", at, at+int64(len(data)), err)
 	}
-	return string(data) == s.magic, nil
+	return string(data) == s.Magic, nil
 }
 
 // read reads which filesystem a device has, and whether it is fresh.
-func (c *content) read(dev io.ReaderAt) error {
-	var id, fresh region
-	switch c.name {
-	case extFamily:
-		id, fresh = region{extStart + 0x68, 16}, region{extStart + 0x2c, 10} // s_uuid; s_mtime, s_wtime, s_mnt_count
+func (c *Content) read(dev io.ReaderAt) error {
+	var id, fresh Region
+	switch c.Name {
+	case Ext:
+		id, fresh = Region{extStart + 0x68, 16}, Region{extStart + 0x2c, 10} // s_uuid; s_mtime, s_wtime, s_mnt_count
 	case "xfs":
-		id, fresh = region{32, 16}, region{0, 512} // sb_uuid, the superblock
-	case "btrfs", unfinishedFS:
-		id, fresh = region{btrfsStart + 32, 16}, region{btrfsStart + 64, 1} // fsid, the magic number
+		id, fresh = Region{32, 16}, Region{0, 512} // sb_uuid, the superblock
+	case "btrfs", Unfinished:
+		id, fresh = Region{BtrfsStart + 32, 16}, Region{BtrfsStart + 64, 1} // fsid, the magic number
 	default:
 		return nil
 	}
-	uuid, mark := make([]byte, id.length), make([]byte, fresh.length)
-	if _, err := dev.ReadAt(uuid, id.offset); err != nil {
-		return fmt.Errorf("cannot read the UUID of the %s: %w", c.name, err)
+	uuid, mark := make([]byte, id.Length), make([]byte, fresh.Length)
+	if _, err := dev.ReadAt(uuid, id.Offset); err != nil {
+		return fmt.Errorf("cannot read the UUID of the %s: %w", c.Name, err)
 	}
-	if _, err := dev.ReadAt(mark, fresh.offset); err != nil {
-		return fmt.Errorf("cannot read the superblock of the %s: %w", c.name, err)
+	if _, err := dev.ReadAt(mark, fresh.Offset); err != nil {
+		return fmt.Errorf("cannot read the superblock of the %s: %w", c.Name, err)
 	}
-	c.id = hex.EncodeToString(uuid)
-	switch c.name {
-	case extFamily:
+	c.ID = hex.EncodeToString(uuid)
+	switch c.Name {
+	case Ext:
 		never := make([]byte, 4)
-		c.fresh = bytes.Equal(mark[:4], never) && bytes.Equal(mark[8:], never[:2])
+		c.Fresh = bytes.Equal(mark[:4], never) && bytes.Equal(mark[8:], never[:2])
 	case "xfs":
-		c.fresh = neverMountedXFS(dev, mark)
-	case unfinishedFS:
-		c.fresh = true
+		c.Fresh = neverMountedXFS(dev, mark)
+	case Unfinished:
+		c.Fresh = true
 	}
 	return nil
 }
@@ -266,17 +268,17 @@ func neverMountedXFS(dev io.ReaderAt, super []byte) bool {
 	return err == nil && len(bytes.Trim(log, "\x00")) == 0
 }
 
-// describeCopies names the first copy of a superblock, for an error.
-func (c content) describeCopies() string {
-	if len(c.copies) == 0 {
+// DescribeCopies names the first copy of a superblock, for an error.
+func (c Content) DescribeCopies() string {
+	if len(c.Copies) == 0 {
 		return ""
 	}
-	first := c.copies[0]
-	return fmt.Sprintf(" and, at byte %d, the copy of the superblock of an %s with the UUID %s", first.offset,
-		first.name, uuidText(first.id))
+	first := c.Copies[0]
+	return fmt.Sprintf(" and, at byte %d, the copy of the superblock of an %s with the UUID %s", first.Offset,
+		first.Name, UUIDText(first.ID))
 }
 
-// uuidText returns a UUID of 32 hexadecimal digits as people write it.
-func uuidText(u string) string {
+// UUIDText returns a UUID of 32 hexadecimal digits as people write it.
+func UUIDText(u string) string {
 	return u[:8] + "-" + u[8:12] + "-" + u[12:16] + "-" + u[16:20] + "-" + u[20:]
 }

@@ -1,5 +1,5 @@
 // Package keylock has locks by key.
-package mounter
+package keylock
 
 import (
 	"context"
@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// locks is a set of locks, with a lock for each key. Its zero value is usable, with all locks free.
-type locks[K comparable] struct {
+// Locks is a set of locks, with a lock for each key. Its zero value is usable, with all locks free.
+type Locks[K comparable] struct {
 	mu   sync.Mutex
 	used map[K]*lock // the locks that a caller holds or waits for
 }
@@ -16,13 +16,13 @@ type locks[K comparable] struct {
 type lock struct {
 	free   chan struct{} // contains a token while the lock is free
 	users  int           // callers that hold the lock or wait for it
-	wanted func()        // called when a caller waits for the lock; nil without a lockUntilWanted
+	wanted func()        // called when a caller waits for the lock; nil without a LockUntilWanted
 }
 
-// lockUntilWanted takes the lock of a key for a caller that gives way: it reports false if another
+// LockUntilWanted takes the lock of a key for a caller that gives way: it reports false if another
 // caller holds the lock, and the returned context ends with the cause wanted when another caller
 // waits for the lock.
-func (l *locks[K]) lockUntilWanted(ctx context.Context, key K, wanted error) (held context.Context, release func(), ok bool) {
+func (l *Locks[K]) LockUntilWanted(ctx context.Context, key K, wanted error) (held context.Context, release func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, used := l.used[key]; used {
@@ -35,10 +35,10 @@ func (l *locks[K]) lockUntilWanted(ctx context.Context, key K, wanted error) (he
 	return held, func() { cancel(nil); l.leave(key, true) }, true
 }
 
-// lock takes the locks of all keys. lock waits for each lock until no other caller holds the lock.
+// Lock takes the locks of all keys. lock waits for each lock until no other caller holds the lock.
 // All callers must pass keys in the same order. A free lock is granted even if ctx has ended,
 // because a cleanup needs the lock then.
-func (l *locks[K]) lock(ctx context.Context, keys ...K) (release func(), err error) {
+func (l *Locks[K]) Lock(ctx context.Context, keys ...K) (release func(), err error) {
 	var held []K
 	release = func() {
 		for _, key := range held {
@@ -55,7 +55,7 @@ func (l *locks[K]) lock(ctx context.Context, keys ...K) (release func(), err err
 	return release, nil
 }
 
-func (l *locks[K]) wait(ctx context.Context, key K) error {
+func (l *Locks[K]) wait(ctx context.Context, key K) error {
 	k := l.join(key)
 	select {
 	case <-k.free:
@@ -71,7 +71,7 @@ func (l *locks[K]) wait(ctx context.Context, key K) error {
 	}
 }
 
-func (l *locks[K]) join(key K) *lock {
+func (l *Locks[K]) join(key K) *lock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k, ok := l.used[key]
@@ -85,7 +85,7 @@ func (l *locks[K]) join(key K) *lock {
 }
 
 // add adds a free lock. The caller holds mu.
-func (l *locks[K]) add(key K) *lock {
+func (l *Locks[K]) add(key K) *lock {
 	k := &lock{free: make(chan struct{}, 1)}
 	k.free <- struct{}{}
 	if l.used == nil {
@@ -95,7 +95,7 @@ func (l *locks[K]) add(key K) *lock {
 	return k
 }
 
-func (l *locks[K]) leave(key K, held bool) {
+func (l *Locks[K]) leave(key K, held bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.used[key]

@@ -1,4 +1,4 @@
-package mounter
+package paths
 
 import (
 	"path/filepath"
@@ -11,7 +11,7 @@ func FuzzBelow(f *testing.F) {
 		f.Add(p)
 	}
 	f.Fuzz(func(t *testing.T, p string) {
-		rel, err := below("/k", p)
+		rel, err := Below("/k", p)
 		if err == nil &&
 			(filepath.Join("/k", rel) != p || !strings.HasPrefix(p, "/k/") || strings.Contains("/"+rel+"/", "/../")) {
 			t.Errorf("below(%q) = %q", p, rel)

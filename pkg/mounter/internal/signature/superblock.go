@@ -1,4 +1,4 @@
-package mounter
+package signature
 
 import (
 	"encoding/binary"
@@ -9,19 +9,19 @@ import (
 	"strings"
 )
 
-// superblock is a backup copy of the superblock of a filesystem, on a device whose primary
+// Superblock is a backup copy of the superblock of a filesystem, on a device whose primary
 // superblock is damaged, or was never written.
-type superblock struct {
-	name   string // one of FSTypes
-	offset int64  // in bytes
-	id     string // UUID of the filesystem
-	// fresh means that nothing on the device shows a use of the filesystem after mkfs.
-	fresh bool
+type Superblock struct {
+	Name   string // one of FSTypes
+	Offset int64  // in bytes
+	ID     string // UUID of the filesystem
+	// Fresh means that nothing on the device shows a use of the filesystem after mkfs.
+	Fresh bool
 }
 
-// readCopies returns the copies of superblocks on a device of size bytes. readCopies reads only the
+// ReadCopies returns the copies of superblocks on a device of size bytes. ReadCopies reads only the
 // offsets that examine reads, too.
-func readCopies(dev io.ReaderAt, size int64) (all []superblock, err error) {
+func ReadCopies(dev io.ReaderAt, size int64) (all []Superblock, err error) {
 	for _, offset := range copies(size) {
 		data := make([]byte, copySize)
 		if offset+copySize > size {
@@ -31,7 +31,7 @@ func readCopies(dev io.ReaderAt, size int64) (all []superblock, err error) {
 			return nil, fmt.Errorf("cannot read bytes %d to %d: %w", offset, offset+copySize, err)
 		}
 		if c, ok := superblockOf(dev, data); ok {
-			c.offset = offset
+			c.Offset = offset
 			all = append(all, c)
 		}
 	}
@@ -39,24 +39,24 @@ func readCopies(dev io.ReaderAt, size int64) (all []superblock, err error) {
 }
 
 // superblockOf returns the copy of a superblock at the start of data, and false if there is none.
-func superblockOf(dev io.ReaderAt, data []byte) (superblock, bool) {
-	const magic = 64 // of btrfs, which writes its final magic number last: see unfinishedFS
+func superblockOf(dev io.ReaderAt, data []byte) (Superblock, bool) {
+	const magic = 64 // of btrfs, which writes its final magic number last: see Unfinished
 	switch {
 	case string(data[:4]) == "XFSB":
 		data[126] = 0 // sb_inprogress: mkfs.xfs leaves it set in the copies
-		return superblock{
-			name: "xfs", id: hex.EncodeToString(data[32:48]), fresh: neverMountedXFS(dev, data[:512]),
+		return Superblock{
+			Name: "xfs", ID: hex.EncodeToString(data[32:48]), Fresh: neverMountedXFS(dev, data[:512]),
 		}, true
 	case string(data[magic:magic+8]) == "_BHRfS_M":
-		return superblock{name: "btrfs", id: hex.EncodeToString(data[32:48])}, true
+		return Superblock{Name: "btrfs", ID: hex.EncodeToString(data[32:48])}, true
 	case string(data[magic:magic+8]) == "!BHRfS_M":
-		return superblock{name: "btrfs", id: hex.EncodeToString(data[32:48]), fresh: true}, true
+		return Superblock{Name: "btrfs", ID: hex.EncodeToString(data[32:48]), Fresh: true}, true
 	case isExt(data):
-		return superblock{
-			name: extFamily, id: hex.EncodeToString(data[0x68:0x78]), fresh: freshJournal(dev, data),
+		return Superblock{
+			Name: Ext, ID: hex.EncodeToString(data[0x68:0x78]), Fresh: freshJournal(dev, data),
 		}, true
 	}
-	return superblock{}, false
+	return Superblock{}, false
 }
 
 // isExt reports whether data starts with a superblock of ext4: struct ext4_super_block in
