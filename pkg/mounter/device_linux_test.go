@@ -472,7 +472,7 @@ func TestADeviceWhoseSizeChangesIsNotFormatted(t *testing.T) {
 	b.resizeDisk(m, "disk", 2*diskSize)
 	l := b.Host.(*linux)
 	before := b.sumOf("disk")
-	if err := l.begin(m, dev, plan{size: diskSize, formatted: newFormatting(m, diskSize)}); !errors.Is(err, ErrDevice) {
+	if err := l.beginFormat(m, dev, diskSize); !errors.Is(err, ErrDevice) {
 		t.Errorf("begin = %v, want ErrDevice", err)
 	}
 	if len(b.records()) > 0 || b.sumOf("disk") != before {
@@ -914,7 +914,7 @@ func TestMkfsRunsOnlyOnABlankDevice(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	before := b.sumOf("disk")
 	b.refused(m, b.path("staging"), ErrDevice)
-	p := &programs{linux: b.Host.(*linux), ctx: context.Background(), fsType: "ext4"}
+	p := b.Host.(*linux).newPrograms("ext4", false)
 	if _, err := p.Command("mkfs.ext4", m.Source).CombinedOutput(); !errors.Is(err, ErrDevice) {
 		t.Errorf("mkfs = %v, want ErrDevice", err)
 	}
@@ -934,13 +934,26 @@ func TestOtherProgramsDoNotRun(t *testing.T) {
 	}
 	for _, command := range [][]string{{"true"}, {"mkfs.vfat"}, {"blkid"}, {"btrfs", "device", "delete"},
 		{"btrfs", "filesystem"}} {
-		p := &programs{linux: l.(*linux), ctx: context.Background(), format: true, repair: true}
+		p := l.(*linux).newPrograms("", true)
 		if _, err := p.Command(command[0], command[1:]...).CombinedOutput(); !errors.Is(err, errors.ErrUnsupported) ||
-			p.failed == nil {
-			t.Errorf("%q = %v, %v, want ErrUnsupported", command, err, p.failed)
+			p.failure() == nil {
+			t.Errorf("%q = %v, %v, want ErrUnsupported", command, err, p.failure())
 		}
 	}
 }
+
+// beginFormat begins the format of a device of size bytes.
+func (l *linux) beginFormat(m Mount, dev *os.File, size int64) error {
+	return l.begin(m, dev, plan{size: size, formatted: newFormatting(m, size)})
+}
+
+// newPrograms returns the programs of a device without a disk. change: mkfs and fsck may run.
+func (l *linux) newPrograms(fsType string, change bool) *programs {
+	return &programs{linux: l, ctx: context.Background(), fsType: fsType, format: change, repair: change}
+}
+
+// failure returns the first error.
+func (p *programs) failure() error { return p.failed }
 
 func TestArgumentsOfMkfsCount(t *testing.T) {
 	b := newLoopBench(t)

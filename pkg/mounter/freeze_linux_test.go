@@ -621,7 +621,7 @@ func TestAFilesystemThatCannotBeThawedIsReportedAsFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	bad.Close() // FITHAW fails
-	w := &window{paths: []string{"good", "bad"}, mounts: []*os.File{good, bad}, frozen: []int{0, 1}}
+	w := newWindow([]string{"good", "bad"}, good, bad)
 	if err := fsIoctl(good, freezeFS); err != nil {
 		t.Fatal(err)
 	}
@@ -634,6 +634,15 @@ func TestAFilesystemThatCannotBeThawedIsReportedAsFrozen(t *testing.T) {
 	}
 	good.Close()
 	b.unmount(b.path("staging"))
+}
+
+// newWindow returns a window whose filesystems are all frozen.
+func newWindow(paths []string, mounts ...*os.File) *window {
+	w := &window{paths: paths, mounts: mounts}
+	for i := range mounts {
+		w.frozen = append(w.frozen, i)
+	}
+	return w
 }
 
 // TestAWriteThatDoesNotEnd: the image's own freeze is given up at its limit; calls for other images

@@ -703,7 +703,7 @@ func TestUnmountLeavesTheDeviceOfAnotherImage(t *testing.T) {
 	}
 	untilDetached(t, device)
 	second := attachTo(t, device, other.Source)
-	l.noteFile(n, attached{first, sequenceOf(n)}) // what fileOf returns for a device that is being detached
+	l.noteFile(n, attached{file: first, sequence: sequenceOf(n)}) // what fileOf returns for a device that is being detached
 	b.unmount(b.path("staging"))
 	if has, err := fileOfLoop(n); err != nil || has != second {
 		t.Errorf("the device of the other image has %v, %v, want %v", has, err, second)

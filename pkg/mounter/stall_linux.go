@@ -78,7 +78,7 @@ func (s *stalls) admit(tenant string) error {
 
 // Supports returns errors.ErrUnsupported for a filesystem of another operating system.
 func (l *linux) Supports(k Kind, fsType string, options []string) error {
-	return linuxMounts.supports(k, fsType, options)
+	return Linux.Supports(k, fsType, options)
 }
 
 func (l *linux) Helpers() []Helpers {

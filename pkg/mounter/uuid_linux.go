@@ -28,7 +28,7 @@ func (l *linux) NewUUID(ctx context.Context, image *os.File, fsType string, sect
 	if err != nil {
 		return err
 	}
-	release, err := l.images.lock(ctx, b)
+	release, err := l.images.Lock(ctx, b)
 	if err != nil {
 		return err
 	}
