@@ -33,6 +33,10 @@ func TestLabelsReachTheKernel(t *testing.T) {
 	if got := m.BindFrom("/staging").Options; !slices.Equal(got, []string{"noatime"}) {
 		t.Errorf("a bind mount has %q", got)
 	}
+}
+
+// TestTheLabelOfAShareReachesTheKernel: without its quotes.
+func TestTheLabelOfAShareReachesTheKernel(t *testing.T) {
 	share := Mount{Kind: Share, Options: []string{`context="a:b:c:s0:c1,c2"`}}
 	if got := ownParameters(share); got[0] != [2]string{"context", "a:b:c:s0:c1,c2"} {
 		t.Errorf("a share has %q", got)
