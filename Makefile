@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 # Tests often wait for disks: three packages for each core keep the cores busy.
 PACKAGES = $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN || echo 2))
 # The packages with the longest tests come first: at the end, a core would wait for them.
-LONG = ./pkg/mounter ./pkg/backend/hostpath ./pkg/backend/smb/... ./test/crash ./pkg/...
+LONG = ./pkg/mounter/... ./pkg/backend/hostpath ./pkg/backend/smb/... ./test/crash ./pkg/...
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Separate modules keep the product's go.mod small. Their tests run on Linux.

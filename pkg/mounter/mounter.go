@@ -1,11 +1,3 @@
-// Package mounter mounts volumes at paths on this operating system.
-//
-// A mount is a value. A backend describes a mount (Mount), and the driver passes the description to
-// the Mounter, which makes the mount. A backend that keeps volumes in images works on them with
-// Images. New returns both as a Host. So backends are portable, and all differences between
-// operating systems are in this package: mounter_linux.go has the Host of Linux, mounter_windows.go
-// that of Windows, whose mounts are links (links.go, and linkdisks.go and linkshares.go for disks and
-// shares), mounter_other.go returns errors, and Fake keeps its mounts in memory, for tests.
 package mounter
 
 import (
@@ -18,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/paths"
 )
@@ -167,10 +158,6 @@ var (
 	// the mount is as it was, and lasts until its session ends
 	ErrCredentials = errors.New("credentials of a mounted share not changed")
 )
-
-// Main must be the first call of a program that uses Freeze, Grow or Trim, or of TestMain. In a helper
-// process of a Host it does not return. Elsewhere it does nothing.
-func Main() { helper.Main(HelperTasks()) }
 
 // Mounter mounts below a single directory, the kubelet's. A path outside is ErrPath. The parent of
 // a path must exist. No element of a path, or of a source, may be a symbolic link, also during a

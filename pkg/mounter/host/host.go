@@ -1,30 +1,8 @@
 // Package host returns the machine of this process as a mounter.Host.
 package host
 
-import (
-	"context"
-
-	"github.com/causeway-csi/causeway/internal/helper"
-	"github.com/causeway-csi/causeway/pkg/mounter"
-)
-
-// New returns the Host of this machine for paths below dir, the kubelet directory.
-func New(dir, state string) (mounter.Host, error) { return mounter.New(dir, state) }
+import "github.com/causeway-csi/causeway/internal/helper"
 
 // Main must be the first call of a program that uses Freeze, Grow or Trim, or of TestMain. In a helper
 // process of a Host it does not return. Elsewhere it does nothing.
 func Main() { helper.Main(HelperTasks()) }
-
-// HelperTasks returns the tasks of the helper processes of a Host.
-func HelperTasks() []helper.Task { return mounter.HelperTasks() }
-
-// IsShared reports whether mounts below a directory reach the other mount namespaces.
-func IsShared(dir string) (bool, error) { return mounter.IsShared(dir) }
-
-// IsFilesystem reports whether a directory is the root of a filesystem.
-func IsFilesystem(dir string) (bool, error) { return mounter.IsFilesystem(dir) }
-
-// FindDevice returns the path and the sequence number of the block device with a serial number.
-func FindDevice(ctx context.Context, serial string) (path string, sequence uint64, err error) {
-	return mounter.FindDevice(ctx, serial)
-}
