@@ -14,7 +14,8 @@ import (
 
 // mountDevice bind mounts the node of a block device on the file at p. Read-only is a property of
 // the device, and so of all its targets.
-func (h *Host) mountDevice(ctx context.Context, m mounter.Mount, src tree.Source, p tree.Handle, _ tree.AttributeSet) error {
+func (h *Host) mountDevice(ctx context.Context, m mounter.Mount, src tree.Source, p tree.Handle,
+	_ tree.AttributeSet) error {
 	if src.Kind() != unix.S_IFBLK {
 		return fmt.Errorf("mount %s at %s: the source is not a block device", m.Source, p.Path)
 	}

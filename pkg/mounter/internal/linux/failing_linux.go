@@ -43,7 +43,7 @@ func (h *Host) Failing() (map[string]mounter.Failure, error) {
 		device, image := strings.Split(file, "/")[3], strings.TrimSuffix(string(name), "\n")
 		byDevice["/dev/"+device] = image
 		if why := recorded(device); why != "" {
-			all[image] = mounter.Failure{mounter.Erroneous, why}
+			all[image] = mounter.Failure{Kind: mounter.Erroneous, Message: why}
 		}
 	}
 	if len(byDevice) == 0 {
@@ -103,13 +103,15 @@ func shown(m *mountinfo.Info) (mounter.Failure, bool) {
 	case has(m.VFSOptions, "shutdown"):
 		return isDown(m), true
 	case has(m.VFSOptions, "emergency_ro"), has(m.Options, "rw") && has(m.VFSOptions, "ro"):
-		return mounter.Failure{mounter.TurnedReadOnly, fmt.Sprintf("%s at %s has made itself read-only", m.FSType, m.Mountpoint)}, true
+		return mounter.Failure{Kind: mounter.TurnedReadOnly, Message: fmt.Sprintf("%s at %s has made itself read-only",
+			m.FSType, m.Mountpoint)}, true
 	}
 	return mounter.Failure{}, false
 }
 
 func isDown(m *mountinfo.Info) mounter.Failure {
-	return mounter.Failure{mounter.Down, fmt.Sprintf("%s at %s answers with errors only", m.FSType, m.Mountpoint)}
+	return mounter.Failure{Kind: mounter.Down, Message: fmt.Sprintf("%s at %s answers with errors only", m.FSType,
+		m.Mountpoint)}
 }
 
 // down returns the filesystems that answer only with errors, or not at all, by their devices. The
@@ -134,7 +136,8 @@ func (h *Host) down(mounts []*mountinfo.Info) map[string]mounter.Failure {
 		m := roots[device]
 		switch _, err := a.Wait(ctx); {
 		case errors.Is(err, inflight.ErrNoAnswer):
-			all[device] = mounter.Failure{mounter.Stalled, fmt.Sprintf("%s at %s does not answer (since %s)", m.FSType, m.Mountpoint,
+			all[device] = mounter.Failure{Kind: mounter.Stalled, Message: fmt.Sprintf("%s at %s does not answer (since %s)",
+				m.FSType, m.Mountpoint,
 				a.Since().UTC().Format(time.RFC3339))}
 		case errors.Is(err, unix.EIO):
 			all[device] = isDown(m)

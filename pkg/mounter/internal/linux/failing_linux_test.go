@@ -30,8 +30,9 @@ func TestFailuresOfFilesystemsAreReported(t *testing.T) {
 	}{
 		"ext4 has found an error":     {"ext4", triggerError("errors=continue"), mounter.Erroneous},
 		"ext4 makes itself read-only": {"ext4", triggerError("errors=remount-ro"), mounter.TurnedReadOnly},
-		"xfs is shut down":            {"xfs", func(t *testing.T, _, path string) { linuxtest.ShutDown(t, path) }, mounter.Down},
-		"ext4 is shut down":           {"ext4", shutDownExt4, mounter.Down},
+		"xfs is shut down": {"xfs", func(t *testing.T, _, path string) { linuxtest.ShutDown(t, path) },
+			mounter.Down},
+		"ext4 is shut down": {"ext4", shutDownExt4, mounter.Down},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := linuxtest.NewLoopBench(t)

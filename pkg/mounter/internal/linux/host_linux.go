@@ -256,7 +256,8 @@ func statAt(i *mountinfo.Info) (tree.State, error) {
 }
 
 // mountDirectory mounts a directory once more.
-func (h *Host) mountDirectory(_ context.Context, m mounter.Mount, src tree.Source, p tree.Handle, attr tree.AttributeSet) error {
+func (h *Host) mountDirectory(_ context.Context, m mounter.Mount, src tree.Source, p tree.Handle,
+	attr tree.AttributeSet) error {
 	if src.Kind() != unix.S_IFDIR {
 		return &fs.PathError{Op: "mount", Path: m.Source, Err: unix.ENOTDIR}
 	}
@@ -495,5 +496,9 @@ func (h *Host) Helpers() []mounter.Helpers {
 	freezes, maxFreezes := h.Freezer.Freezers.Busy()
 	others, maxOthers := h.Tools.Helpers.Busy()
 	shares, maxShares := h.Shares.Helpers.Busy()
-	return []mounter.Helpers{{"freeze", freezes, maxFreezes}, {"mount", others, maxOthers}, {"share", shares, maxShares}}
+	return []mounter.Helpers{
+		{Pool: "freeze", Busy: freezes, Limit: maxFreezes},
+		{Pool: "mount", Busy: others, Limit: maxOthers},
+		{Pool: "share", Busy: shares, Limit: maxShares},
+	}
 }

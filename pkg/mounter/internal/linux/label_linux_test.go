@@ -48,7 +48,8 @@ func TestLabelsOfSELinux(t *testing.T) {
 					b.MustUnmount(staging)
 				}
 				m.Options = []string{`context="system_u:object_r:unknown_t:s0"`}
-				if err := b.Mount(t.Context(), m, staging); !errors.Is(err, mounter.ErrOption) && !errors.Is(err, mounter.ErrFormat) {
+				if err := b.Mount(t.Context(), m, staging); !errors.Is(err, mounter.ErrOption) && !errors.Is(err,
+					mounter.ErrFormat) {
 					t.Errorf("a label that the policy does not have: %v", err)
 				}
 			})

@@ -211,7 +211,8 @@ func TestMountUtilsFailsOnAWideSpace(t *testing.T) {
 		v, target := b.Volume("v"), b.Path("wide"+space+"space")
 		b.MustMount(v, target)
 		if all, err := mountutils.New("").List(); err == nil {
-			t.Errorf("List has %d entries: mount-utils can read %q now: correct docs/explanation/mount-utils.md", len(all), target)
+			t.Errorf("List has %d entries: mount-utils can read %q now: correct docs/explanation/mount-utils.md", len(all),
+				target)
 		}
 		if got, err := mountutils.New("").IsMountPoint(target); err != nil || !got {
 			t.Errorf("IsMountPoint(%q) = %t, %v, want true", target, got, err)

@@ -56,14 +56,16 @@ func subjects() []subject {
 		}, true, 100},
 	}
 	for _, fsType := range linuxtest.LinuxFSTypes() {
-		all = append(all, subject{fsType, func(b *linuxtest.Bench) mounter.Mount { return b.Image("image", fsType) }, false, 12})
+		all = append(all, subject{fsType, func(b *linuxtest.Bench) mounter.Mount { return b.Image("image", fsType) },
+			false, 12})
 	}
 	return all
 }
 
 // forEachSubject runs a test for every kind of mount, with and without the new system calls. dir is
 // a directory outside the kubelet directory, on the same filesystem.
-func forEachSubject(t *testing.T, test func(t *testing.T, b *linuxtest.Bench, s subject, m mounter.Mount, outside string)) {
+func forEachSubject(t *testing.T, test func(t *testing.T, b *linuxtest.Bench, s subject, m mounter.Mount,
+	outside string)) {
 	for _, s := range subjects() {
 		for _, old := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, legacy=%v", s.name, old), func(t *testing.T) {
@@ -265,7 +267,8 @@ func movedBack(b *linuxtest.Bench, name string, m mounter.Mount, target string) 
 
 // classOf returns the name of the class of an error that a swapped target may cause.
 func classOf(err error) string {
-	for _, class := range []error{mounter.ErrPath, mounter.ErrConflict, mounter.ErrNotEmpty, mounter.ErrBusy, fs.ErrNotExist, fs.ErrExist} {
+	for _, class := range []error{mounter.ErrPath, mounter.ErrConflict, mounter.ErrNotEmpty, mounter.ErrBusy,
+		fs.ErrNotExist, fs.ErrExist} {
 		if errors.Is(err, class) {
 			return class.Error()
 		}

@@ -113,7 +113,8 @@ func (sh *Shares) Mount(ctx context.Context, m mounter.Mount, p tree.Handle, att
 }
 
 // mountNew mounts a share on t.
-func (sh *Shares) mountNew(ctx context.Context, m mounter.Mount, src mounter.ShareSource, t tree.Target, o tree.Fresh, hold *PathLock) error {
+func (sh *Shares) mountNew(ctx context.Context, m mounter.Mount, src mounter.ShareSource, t tree.Target,
+	o tree.Fresh, hold *PathLock) error {
 	parameters, err := shareParameters(ctx, m, src)
 	if err != nil {
 		return err
@@ -158,7 +159,8 @@ func (sh *Shares) undo(src mounter.ShareSource, t tree.Target) error {
 
 // confirmNew verifies that path leads to the new mount, and that the mount shows src with the
 // expected flags.
-func (sh *Shares) confirmNew(m mounter.Mount, own tree.OwnMount, src mounter.ShareSource, t tree.Target, o tree.Fresh) error {
+func (sh *Shares) confirmNew(m mounter.Mount, own tree.OwnMount, src mounter.ShareSource, t tree.Target,
+	o tree.Fresh) error {
 	at, err := tree.StatFD(own.FD)
 	if err != nil {
 		return err
@@ -411,7 +413,8 @@ func (u *usages) end(mount uint64) {
 
 // Usage returns the usage of a share, shown, at p. Errors: ErrServer; ErrBusy if an unmount
 // has ended the read.
-func (sh *Shares) Usage(caller context.Context, p tree.Handle, at tree.State, shown *mountinfo.Info) (u mounter.Usage, err error) {
+func (sh *Shares) Usage(caller context.Context, p tree.Handle, at tree.State,
+	shown *mountinfo.Info) (u mounter.Usage, err error) {
 	ctx, end := sh.usages.begin(caller, at.Mount)
 	defer end()
 	fd, err := p.OpenPath()

@@ -30,7 +30,8 @@ type shareBench struct {
 }
 
 // options are those that package smb gives each mount.
-var shareTestOptions = []string{"gid=4242", "forcegid", "file_mode=0660", "dir_mode=02770", "mfsymlinks", "seal", "sign"}
+var shareTestOptions = []string{"gid=4242", "forcegid", "file_mode=0660", "dir_mode=02770", "mfsymlinks", "seal",
+	"sign"}
 
 // TestShares needs a kernel with cifs, and an SMB server outside.
 func TestShares(t *testing.T) {

@@ -55,7 +55,8 @@ func TestAnUnmountWithoutAHelper(t *testing.T) {
 	l := b.Host.(*linux.Host)
 	for i := range cifs.UnmountSlots.Slots {
 		server := fmt.Sprint("silent-", i/cifs.UnmountSlots.Tenant)
-		leave, err := cifs.UnmountSlotsOf(l.Shares).Acquire(t.Context(), fair.Request{Kind: cifs.UnmountShareTask.Name, Tenant: server,
+		leave, err := cifs.UnmountSlotsOf(l.Shares).Acquire(t.Context(), fair.Request{Kind: cifs.UnmountShareTask.Name,
+			Tenant: server,
 			Volume: server})
 		if err != nil {
 			t.Fatal(err)
@@ -64,7 +65,8 @@ func TestAnUnmountWithoutAHelper(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	err := cifs.Run(l.Shares, ctx, "alive", nil, cifs.UnmountShareTask, cifs.ShareRequest{Name: "none"}, nil, rootFile(t, b.Storage))
+	err := cifs.Run(l.Shares, ctx, "alive", nil, cifs.UnmountShareTask, cifs.ShareRequest{Name: "none"}, nil,
+		rootFile(t, b.Storage))
 	if !errors.Is(err, cifs.ErrNoSlot) {
 		t.Errorf("without a helper: %v, want errNoSlot", err)
 	}
@@ -100,7 +102,8 @@ func TestASilentServerLeavesHelpers(t *testing.T) {
 	})
 	for range 20 {
 		var u mounter.Usage
-		if err := cifs.Run(l.Shares, ctx, "alive", nil, cifs.UsageTask, cifs.ShareRequest{}, &u, alive); err != nil || u == (mounter.Usage{}) {
+		if err := cifs.Run(l.Shares, ctx, "alive", nil, cifs.UsageTask, cifs.ShareRequest{}, &u, alive); err != nil ||
+			u == (mounter.Usage{}) {
 			t.Errorf("on another server: %+v, %v", u, err)
 		}
 	}

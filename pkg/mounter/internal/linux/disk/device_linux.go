@@ -50,7 +50,8 @@ func New(state string, tr *tree.Tree, locks *loop.Locks, tools *tool.Runner, fil
 const claimTime = 200 * time.Millisecond
 
 // Mount mounts the filesystem on a block device, or its node in the directory at p.
-func (ds *Disks) Mount(ctx context.Context, m mounter.Mount, src tree.Source, p tree.Handle, attr tree.AttributeSet) error {
+func (ds *Disks) Mount(ctx context.Context, m mounter.Mount, src tree.Source, p tree.Handle,
+	attr tree.AttributeSet) error {
 	if src.Kind() != unix.S_IFBLK {
 		return fmt.Errorf("%w: %s is %s, must be a block device", mounter.ErrDevice, m.Source, tree.TypeName(src.Kind()))
 	}
@@ -138,7 +139,8 @@ type plan struct {
 }
 
 // mountAttached formats the device if that may be done, and mounts the filesystem on t.
-func (ds *Disks) mountAttached(ctx context.Context, m mounter.Mount, src tree.Source, dev *os.File, t tree.Target, o tree.Fresh) error {
+func (ds *Disks) mountAttached(ctx context.Context, m mounter.Mount, src tree.Source, dev *os.File, t tree.Target,
+	o tree.Fresh) error {
 	leave, err := ds.filesystems.CheckSlots.Acquire(ctx, fair.Request{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
 		return err

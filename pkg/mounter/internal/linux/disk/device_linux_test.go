@@ -174,7 +174,8 @@ func put(t *testing.T, device string, offset int64, data string) {
 func onlyCopy(t *testing.T, device string, before int64, mkfs ...string) {
 	t.Helper()
 	linuxtest.RunTool(t, mkfs[0], append(mkfs[1:], device)...)
-	linuxtest.RunTool(t, "dd", "if=/dev/zero", "of="+device, "bs=1M", fmt.Sprintf("count=%d", before>>20), "conv=notrunc,fsync",
+	linuxtest.RunTool(t, "dd", "if=/dev/zero", "of="+device, "bs=1M", fmt.Sprintf("count=%d", before>>20),
+		"conv=notrunc,fsync",
 		"status=none")
 }
 
@@ -273,8 +274,10 @@ func TestADeviceThatCannotBeUsedStaysAsItIs(t *testing.T) {
 		"smaller than the volume": {func(_ *linuxtest.Bench, m *mounter.Mount) { m.Size = diskSize + 1 }, mounter.ErrDevice},
 		"read-only and blank":     {func(_ *linuxtest.Bench, m *mounter.Mount) { m.ReadOnly = true }, mounter.ErrDevice},
 		"without a serial number": {func(_ *linuxtest.Bench, m *mounter.Mount) { m.Serial = "" }, mounter.ErrDevice},
-		"an option of mkfs":       {func(_ *linuxtest.Bench, m *mounter.Mount) { m.Format = []string{"-d", "/etc"} }, mounter.ErrOption},
-		"a mount option":          {func(_ *linuxtest.Bench, m *mounter.Mount) { m.Options = []string{"nobarrier"} }, mounter.ErrOption},
+		"an option of mkfs": {func(_ *linuxtest.Bench, m *mounter.Mount) { m.Format = []string{"-d", "/etc"} },
+			mounter.ErrOption},
+		"a mount option": {func(_ *linuxtest.Bench, m *mounter.Mount) { m.Options = []string{"nobarrier"} },
+			mounter.ErrOption},
 		"in use": {func(b *linuxtest.Bench, m *mounter.Mount) {
 			f, err := os.OpenFile(m.Source, os.O_RDONLY|unix.O_EXCL, 0)
 			if err != nil {
@@ -282,7 +285,10 @@ func TestADeviceThatCannotBeUsedStaysAsItIs(t *testing.T) {
 			}
 			b.T.Cleanup(func() { f.Close() })
 		}, mounter.ErrBusy},
-		"a device for reading only": {func(b *linuxtest.Bench, m *mounter.Mount) { linuxtest.RunTool(b.T, "blockdev", "--setro", m.Source) },
+		"a device for reading only": {func(b *linuxtest.Bench, m *mounter.Mount) {
+			linuxtest.RunTool(b.T, "blockdev",
+				"--setro", m.Source)
+		},
 			mounter.ErrReadOnly},
 		"a damaged record": {func(b *linuxtest.Bench, m *mounter.Mount) {
 			l := b.Host.(*linux.Host)
@@ -318,9 +324,11 @@ func TestADeviceThatCannotBeUsedStaysAsItIs(t *testing.T) {
 	t.Run("no device", func(t *testing.T) {
 		b := linuxtest.NewLoopBench(t)
 		b.Image("file", "")
-		b.Refuses(mounter.Mount{Kind: mounter.BlockDevice, Source: filepath.Join(b.Storage, "file"), FSType: "ext4", Serial: "s"},
+		b.Refuses(mounter.Mount{Kind: mounter.BlockDevice, Source: filepath.Join(b.Storage, "file"), FSType: "ext4",
+			Serial: "s"},
 			b.Path("staging"), mounter.ErrDevice)
-		b.Refuses(mounter.Mount{Kind: mounter.BlockDevice, Source: b.Storage, Serial: "s"}, b.Path("staging"), mounter.ErrDevice)
+		b.Refuses(mounter.Mount{Kind: mounter.BlockDevice, Source: b.Storage, Serial: "s"}, b.Path("staging"),
+			mounter.ErrDevice)
 	})
 }
 
@@ -553,7 +561,8 @@ func TestANodeOfAnotherDiskIsReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	m, staging := mounter.Mount{Kind: mounter.BlockDevice, Source: linuxtest.OwnLoop(t), Serial: "serial"}, b.Path("staging")
+	m, staging := mounter.Mount{Kind: mounter.BlockDevice, Source: linuxtest.OwnLoop(t),
+		Serial: "serial"}, b.Path("staging")
 	linuxtest.AttachTo(t, m.Source, disk)
 	t.Cleanup(func() { linuxtest.RunTool(t, "losetup", "--detach", m.Source) })
 	b.MustMount(m, staging)
@@ -582,8 +591,8 @@ func dieIn(b *linuxtest.Bench, m mounter.Mount, script string) {
 	if err := os.WriteFile(filepath.Join(dir, "mkfs."+m.FSType), []byte(script), 0o755); err != nil {
 		b.T.Fatal(err)
 	}
-	order, err := json.Marshal(linuxtest.MountProcess{b.Kubelet, filepath.Join(filepath.Dir(b.Kubelet), "frozen"),
-		b.Path("staging"), m})
+	order, err := json.Marshal(linuxtest.MountProcess{Kubelet: b.Kubelet,
+		State: filepath.Join(filepath.Dir(b.Kubelet), "frozen"), Path: b.Path("staging"), Mount: m})
 	if err != nil {
 		b.T.Fatal(err)
 	}
@@ -789,7 +798,8 @@ func TestARecordDestroysNothingThatIsNoFormat(t *testing.T) {
 
 func TestADiskThatIsNotAttachedIsRefused(t *testing.T) {
 	b := linuxtest.NewLoopBench(t)
-	b.Refuses(mounter.Mount{Kind: mounter.BlockDevice, FSType: "ext4", Serial: "serial"}, b.Path("staging"), mounter.ErrDevice)
+	b.Refuses(mounter.Mount{Kind: mounter.BlockDevice, FSType: "ext4", Serial: "serial"}, b.Path("staging"),
+		mounter.ErrDevice)
 }
 
 // TestMkfsRunsOnlyOnABlankDevice: mount-utils would run it wherever blkid finds nothing.
@@ -866,7 +876,7 @@ func TestADriverThatDiesAtAnyStepMountsTheDiskTheNextTime(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				order, err := json.Marshal(linuxtest.MountProcess{b.Kubelet, b.State(), staging, m})
+				order, err := json.Marshal(linuxtest.MountProcess{Kubelet: b.Kubelet, State: b.State(), Path: staging, Mount: m})
 				if err != nil {
 					t.Fatal(err)
 				}

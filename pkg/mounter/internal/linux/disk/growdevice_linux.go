@@ -146,7 +146,8 @@ func (ds *Disks) resize(ctx context.Context, m mounter.Mount, d tool.Disk, dir *
 	case p.failed != nil:
 		return p.failed
 	case err != nil && m.FSType == "ext4" && !tool.HasCapability(unix.CAP_SYS_RESOURCE):
-		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w", mounter.ErrBusy, err)
+		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w", mounter.ErrBusy,
+			err)
 	case err != nil:
 		return err
 	}

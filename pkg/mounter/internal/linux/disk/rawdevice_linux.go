@@ -137,7 +137,7 @@ func isRaw(p tree.Handle, at tree.State, device tree.FileID) (bool, error) {
 func rawIdentity(device tree.FileID) tree.Backing {
 	text, _ := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/diskseq", device.Major, device.Minor))
 	sequence, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	return tree.Backing{unix.Mkdev(device.Major, device.Minor), sequence}
+	return tree.Backing{Dev: unix.Mkdev(device.Major, device.Minor), Ino: sequence}
 }
 
 // RawMounted reports whether the node of a device is mounted at path (a target path) or in the

@@ -96,7 +96,8 @@ func TestCrashInAReadOnlyMountLeavesARemedy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	order, err := json.Marshal(linuxtest.MountProcess{b.Kubelet, b.State(), staging, readOnly})
+	order, err := json.Marshal(linuxtest.MountProcess{Kubelet: b.Kubelet, State: b.State(), Path: staging,
+		Mount: readOnly})
 	if err != nil {
 		t.Fatal(err)
 	}

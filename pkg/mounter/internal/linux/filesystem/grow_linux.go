@@ -22,29 +22,30 @@ const GrowLimit = time.Minute
 // GrowTask grows a mounted filesystem. Its files are the root of the filesystem, open as a path
 // only, and the device. It waits, uninterruptibly, while the filesystem is frozen or is about to
 // be.
-var GrowTask = helper.Task{Name: "grow", Errors: []error{mounter.ErrBusy, mounter.ErrFormat}, Run: func(j *helper.Job) (any, error) {
-	var fsType string
-	if err := j.Request(&fsType); err != nil {
-		return nil, err
-	}
-	dirs, err := helper.OpenDirs(j.Files[:1])
-	if err != nil {
-		return nil, err
-	}
-	defer tool.CloseFiles(dirs)
-	fd, dev := int(dirs[0].Fd()), j.Files[1]
-	size, err := tree.SizeOf(dev)
-	if err != nil {
-		return nil, err
-	}
-	switch fsType {
-	case "ext4":
-		return nil, growExt4(fd, dev, size)
-	case "xfs":
-		return nil, growXFS(fd, size)
-	}
-	return nil, growBtrfs(fd)
-}}
+var GrowTask = helper.Task{Name: "grow", Errors: []error{mounter.ErrBusy, mounter.ErrFormat},
+	Run: func(j *helper.Job) (any, error) {
+		var fsType string
+		if err := j.Request(&fsType); err != nil {
+			return nil, err
+		}
+		dirs, err := helper.OpenDirs(j.Files[:1])
+		if err != nil {
+			return nil, err
+		}
+		defer tool.CloseFiles(dirs)
+		fd, dev := int(dirs[0].Fd()), j.Files[1]
+		size, err := tree.SizeOf(dev)
+		if err != nil {
+			return nil, err
+		}
+		switch fsType {
+		case "ext4":
+			return nil, growExt4(fd, dev, size)
+		case "xfs":
+			return nil, growXFS(fd, size)
+		}
+		return nil, growBtrfs(fd)
+	}}
 
 // ext4Resize is EXT4_IOC_RESIZE_FS: fs/ext4/ext4.h of Linux. It takes the new number of blocks.
 const ext4Resize = 0x40086610
@@ -59,7 +60,8 @@ func growExt4(fd int, dev *os.File, size uint64) error {
 	blocks := size / super.blockSize
 	err = tree.Ioctl(fd, ext4Resize, unsafe.Pointer(&blocks))
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w", mounter.ErrBusy, err)
+		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w", mounter.ErrBusy,
+			err)
 	}
 	if err != nil {
 		return fmt.Errorf("EXT4_IOC_RESIZE_FS: %w", err)

@@ -25,7 +25,8 @@ func TestNoTenantGrowsInAllHelpers(t *testing.T) {
 	m := b.Image("image", "ext4")
 	b.MustMount(m, b.Path("staging"))
 	for i := range filesystem.GrowSlots.Tenant {
-		leave, err := l.Filesystems.GrowthSlots.Acquire(t.Context(), fair.Request{Kind: "grow", Tenant: "a", Volume: fmt.Sprint(i)})
+		leave, err := l.Filesystems.GrowthSlots.Acquire(t.Context(), fair.Request{Kind: "grow", Tenant: "a",
+			Volume: fmt.Sprint(i)})
 		if err != nil {
 			t.Fatal(err)
 		}

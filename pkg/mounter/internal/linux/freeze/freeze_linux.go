@@ -153,7 +153,7 @@ type frozen struct {
 	FSType string `json:"fsType"`
 }
 
-func (f frozen) backing() tree.Backing { return tree.Backing{f.Dev, f.Ino} }
+func (f frozen) backing() tree.Backing { return tree.Backing{Dev: f.Dev, Ino: f.Ino} }
 
 // imagesAt returns the images at paths, without duplicates, in the order in which they are locked.
 func imagesAt(paths []string) ([]frozen, error) {

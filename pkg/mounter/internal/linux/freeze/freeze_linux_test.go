@@ -516,14 +516,16 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			if failing, err := b.Failing(); err != nil || failing[m.Source].Kind != mounter.Stalled || len(failing) != 1 {
 				t.Errorf("Failing = %+v, %v, want Stalled for the image only", failing, err)
 			}
-			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing); !errors.Is(err,
+			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity,
+				linuxtest.Nothing); !errors.Is(err,
 				mounter.ErrStalled) {
 				t.Errorf("the next Freeze = %v, want ErrStalled", err)
 			}
 			if err := b.Grow(context.Background(), m, b.Path("staging")); !errors.Is(err, mounter.ErrStalled) {
 				t.Errorf("Grow = %v, want ErrStalled", err)
 			}
-			if err := b.Freeze(context.Background(), "", []string{other.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{other.Source}, linuxtest.Eternity,
+				linuxtest.Nothing); err != nil {
 				t.Errorf("Freeze of the other image = %v", err)
 			}
 			if err := b.Grow(context.Background(), other, b.Path("other")); err != nil {
@@ -557,7 +559,8 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 	b.MustMount(innocent, b.Path("other"))
 	var done []func()
 	for i := range tool.MaxStalled {
-		if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
+		if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity,
+			linuxtest.Nothing); err != nil {
 			t.Fatalf("with %d images that hang: %v", i, err)
 		}
 		done = append(done, l.Tools.Stalls.Add(fmt.Sprint(i), tree.Backing{Ino: uint64(i)}, "a", "a write hangs"))
@@ -573,7 +576,8 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 		}
 	}
 	for _, tenant := range []string{"b", ""} {
-		if err := b.Freeze(context.Background(), tenant, []string{innocent.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
+		if err := b.Freeze(context.Background(), tenant, []string{innocent.Source}, linuxtest.Eternity,
+			linuxtest.Nothing); err != nil {
 			t.Errorf("Freeze of tenant %q = %v", tenant, err)
 		}
 	}
@@ -581,7 +585,8 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 		t.Errorf("Grow of another tenant = %v", err)
 	}
 	done[0]()
-	if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
+	if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity,
+		linuxtest.Nothing); err != nil {
 		t.Errorf("Freeze after one of them has ended = %v", err)
 	}
 	b.MustUnmount(b.Path("staging"), b.Path("other"))
@@ -595,7 +600,8 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	b.MustMount(m, b.Path("staging"))
 	write := hang.Write(t, b.Path("staging", "hangs"))
 	l.Freezer.Freezers.Max = 1
-	if err := b.Freeze(context.Background(), "a", []string{m.Source}, 200*time.Millisecond, linuxtest.Nothing); !errors.Is(err,
+	if err := b.Freeze(context.Background(), "a", []string{m.Source}, 200*time.Millisecond,
+		linuxtest.Nothing); !errors.Is(err,
 		mounter.ErrThawed) {
 		t.Fatalf("Freeze = %v, want ErrThawed", err)
 	}
@@ -604,7 +610,8 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	}
 	other := b.Image("other", "ext4")
 	b.MustMount(other, b.Path("other"))
-	if err := b.Freeze(context.Background(), "b", []string{other.Source}, linuxtest.Eternity, linuxtest.Nothing); !errors.Is(err,
+	if err := b.Freeze(context.Background(), "b", []string{other.Source}, linuxtest.Eternity,
+		linuxtest.Nothing); !errors.Is(err,
 		mounter.ErrStalled) {
 		t.Errorf("Freeze without a helper = %v, want ErrStalled", err)
 	}
@@ -650,7 +657,8 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 					t.Errorf("the image: %v, want ErrStalled, ErrThawed or none", err)
 				}
 			}
-			if err := b.Freeze(context.Background(), "", []string{other.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{other.Source}, linuxtest.Eternity,
+				linuxtest.Nothing); err != nil {
 				t.Errorf("Freeze of the other image = %v", err)
 			}
 			listing.Release()

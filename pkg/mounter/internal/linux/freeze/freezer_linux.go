@@ -31,7 +31,8 @@ var openTask = helper.Task{Name: "open", Run: func(j *helper.Job) (any, error) {
 // filesystems out and sends a message; receives the file of the freeze's record, whose lock it
 // holds until it ends; freezes and sends a freezeState; thaws when it receives a message, when the
 // limit has passed, or when the driver has died; and sends thawed. It ends when nothing is frozen.
-var freezeTask = helper.Task{Name: "freeze", Run: runFreeze, Errors: []error{mounter.ErrBusy, mounter.ErrThawed}, Outlives: true}
+var freezeTask = helper.Task{Name: "freeze", Run: runFreeze, Errors: []error{mounter.ErrBusy, mounter.ErrThawed},
+	Outlives: true}
 
 type freezeRequest struct {
 	Limit time.Duration `json:"limit"` // from the first FIFREEZE

@@ -213,7 +213,8 @@ func stop(t *testing.T, pid int) {
 		}
 		return !slices.ContainsFunc(threads, func(file string) bool {
 			status, err := os.ReadFile(file)
-			return err == nil && !strings.Contains(string(status), "\nState:\tT") && !strings.Contains(string(status), "\nState:\tZ")
+			return err == nil && !strings.Contains(string(status), "\nState:\tT") && !strings.Contains(string(status),
+				"\nState:\tZ")
 		})
 	})
 }

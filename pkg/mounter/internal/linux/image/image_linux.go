@@ -39,7 +39,8 @@ func New(tr *tree.Tree, loops *loop.Devices, locks *loop.Locks, tools *tool.Runn
 // Mount mounts the filesystem in a file. Mount never formats the image: a disk that
 // answers with errors looks blank to every tool, and a new filesystem would destroy the old
 // filesystem. See MakeImage.
-func (im *Images) Mount(ctx context.Context, m mounter.Mount, src tree.Source, p tree.Handle, attr tree.AttributeSet) error {
+func (im *Images) Mount(ctx context.Context, m mounter.Mount, src tree.Source, p tree.Handle,
+	attr tree.AttributeSet) error {
 	file, err := src.OpenImage()
 	if err != nil {
 		return err
@@ -60,7 +61,8 @@ func (im *Images) Mount(ctx context.Context, m mounter.Mount, src tree.Source, p
 
 // mountAttached attaches the file and mounts the filesystem on the device. If the driver dies before
 // the mount, no device stays attached: the kernel detaches the device with its last user.
-func (im *Images) mountAttached(ctx context.Context, file *os.File, m mounter.Mount, t tree.Target, o tree.Fresh) error {
+func (im *Images) mountAttached(ctx context.Context, file *os.File, m mounter.Mount, t tree.Target,
+	o tree.Fresh) error {
 	b, err := tree.BackingOf(file)
 	if err != nil {
 		return err
@@ -81,7 +83,8 @@ func (im *Images) mountAttached(ctx context.Context, file *os.File, m mounter.Mo
 		}
 	}
 	if !mounted && m.FSType == "ext4" {
-		if err := im.filesystems.CheckExt4(ctx, m, tool.Disk{File: dev, Image: b, Path: m.Source, Tenant: m.Tenant}); err != nil {
+		if err := im.filesystems.CheckExt4(ctx, m, tool.Disk{File: dev, Image: b, Path: m.Source,
+			Tenant: m.Tenant}); err != nil {
 			return err
 		}
 	}
@@ -101,7 +104,8 @@ func (im *Images) mountAttached(ctx context.Context, file *os.File, m mounter.Mo
 }
 
 // MountNode attaches a file to a loop device and mounts the device node in the directory at p.
-func (im *Images) MountNode(ctx context.Context, m mounter.Mount, src tree.Source, p tree.Handle, _ tree.AttributeSet) error {
+func (im *Images) MountNode(ctx context.Context, m mounter.Mount, src tree.Source, p tree.Handle,
+	_ tree.AttributeSet) error {
 	file, err := src.OpenImage()
 	if err != nil {
 		return err

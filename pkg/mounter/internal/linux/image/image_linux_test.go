@@ -207,7 +207,8 @@ func TestImagesAreMounted(t *testing.T) {
 					t.Errorf("restarted %v: OtherTargets = %v, %v", restarted, got, err)
 				}
 				b.Refuses(other, staging, mounter.ErrConflict)
-				b.Refuses(mounter.Mount{Kind: mounter.Image, Source: m.Source, FSType: fsType, Sector: 512}, staging, mounter.ErrConflict)
+				b.Refuses(mounter.Mount{Kind: mounter.Image, Source: m.Source, FSType: fsType, Sector: 512}, staging,
+					mounter.ErrConflict)
 				b.MustMount(m, staging)
 			}
 			if u, err := b.Usage(ctx, one); err != nil || u.TotalBytes > 320<<20 || u.TotalBytes < 100<<20 {
@@ -366,7 +367,8 @@ func TestImagesGrow(t *testing.T) {
 			}
 			for range 2 {
 				err := b.Grow(ctx, m, path)
-				if fsType == "ext4" && errors.Is(err, mounter.ErrBusy) && !linuxtest.MayGrowExt4(t) { // in test/vm root may grow an ext4
+				if fsType == "ext4" && errors.Is(err, mounter.ErrBusy) &&
+					!linuxtest.MayGrowExt4(t) { // in test/vm root may grow an ext4
 					b.MustUnmount(path)
 					b.MustMount(m, path)
 					err = b.Grow(ctx, m, path)

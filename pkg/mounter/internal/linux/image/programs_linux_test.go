@@ -35,7 +35,8 @@ func TestProgramWithoutProgressIsGivenUp(t *testing.T) {
 	m := b.Image("image", "")
 	file := filepath.Join(t.TempDir(), "pid")
 	linuxtest.UseTool(t, "mkfs.ext4", "echo $$ > "+file+"; exec sleep 1000")
-	if err := format(b, m, time.Second); !errors.Is(err, mounter.ErrStalled) || !strings.Contains(err.Error(), "no progress") {
+	if err := format(b, m, time.Second); !errors.Is(err, mounter.ErrStalled) || !strings.Contains(err.Error(),
+		"no progress") {
 		t.Fatalf("fillImage = %v, want ErrStalled for lack of progress", err)
 	}
 	pid, err := os.ReadFile(file)

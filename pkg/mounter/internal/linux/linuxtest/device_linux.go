@@ -54,7 +54,7 @@ func AttachTo(t *testing.T, device, file string) tree.Backing {
 	if err := unix.Stat(file, &st); err != nil {
 		t.Fatal(err)
 	}
-	return tree.Backing{st.Dev, st.Ino}
+	return tree.Backing{Dev: st.Dev, Ino: st.Ino}
 }
 
 // UntilDetached waits until a loop device has no file: another process may have it open for a moment.

@@ -78,7 +78,8 @@ func (k *Locks) LockAt(ctx context.Context, path string) (release func(), err er
 
 // Lock takes the locks of an image: the backing file of the loop device of a mount. It takes
 // none if the mount has no loop device.
-func (k *Locks) Lock(ctx context.Context, at tree.State, all ...*keylock.Locks[tree.Backing]) (release func(), err error) {
+func (k *Locks) Lock(ctx context.Context, at tree.State, all ...*keylock.Locks[tree.Backing]) (release func(),
+	err error) {
 	n, ok := k.loops.NumberOf(at)
 	if !ok {
 		return func() {}, nil

@@ -135,7 +135,7 @@ func OpenOwn(n int, b tree.Backing) (*os.File, error) {
 	switch {
 	case tree.IsDead(err): // only the filesystem of its file knows the file
 		return dev, nil
-	case err == nil && b == tree.Backing{info.Device, info.Inode}:
+	case err == nil && b == tree.Backing{Dev: info.Device, Ino: info.Inode}:
 		return dev, nil
 	case err == nil, errors.Is(err, unix.ENXIO):
 		return nil, dev.Close()
@@ -550,7 +550,7 @@ func FileOfDevice(n int) (tree.Backing, error) {
 	if err != nil {
 		return tree.Backing{}, &fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: err}
 	}
-	return tree.Backing{info.Device, info.Inode}, nil
+	return tree.Backing{Dev: info.Device, Ino: info.Inode}, nil
 }
 
 func Open(n int, readOnly bool) (*os.File, error) {

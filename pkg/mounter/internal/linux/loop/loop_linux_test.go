@@ -132,7 +132,8 @@ func TestStalledDeviceDelaysNoOtherImage(t *testing.T) {
 	again := linuxtest.RealMounter(t)(b.Kubelet)
 	unanswered := func(image string) {
 		t.Helper()
-		if _, err := again.MountPointsOf(image); !errors.Is(err, mounter.ErrNoAnswer) || !strings.Contains(err.Error(), device) {
+		if _, err := again.MountPointsOf(image); !errors.Is(err, mounter.ErrNoAnswer) || !strings.Contains(err.Error(),
+			device) {
 			t.Errorf("MountPointsOf(%s) of a new Mounter = %v, want ErrNoAnswer that names the device", image, err)
 		}
 	}

@@ -54,7 +54,8 @@ func (r *Runner) supervise(ctx context.Context, limit time.Duration, writes bool
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return &Stuck{fmt.Errorf("%w: %s of %s has not returned for %s", mounter.ErrStalled, task.Name, files[0].Name(), limit),
+	return &Stuck{fmt.Errorf("%w: %s of %s has not returned for %s", mounter.ErrStalled, task.Name, files[0].Name(),
+		limit),
 		s.Gone()}
 }
 

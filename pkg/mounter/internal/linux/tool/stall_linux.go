@@ -84,6 +84,6 @@ func (s *Stalls) Failures(all map[string]mounter.Failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, stalled := range s.byImage {
-		all[stalled[0].path] = mounter.Failure{mounter.Stalled, stalled[0].String()}
+		all[stalled[0].path] = mounter.Failure{Kind: mounter.Stalled, Message: stalled[0].String()}
 	}
 }
