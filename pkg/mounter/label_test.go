@@ -2,6 +2,8 @@ package mounter
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,7 +22,7 @@ func TestLabels(t *testing.T) {
 		if got, ok := options.Label(option); got != want || !ok {
 			t.Errorf("%s is %q, %v", option, got, ok)
 		}
-		for _, fsType := range linuxFSTypes() {
+		for _, fsType := range slices.Sorted(maps.Keys(options.Image)) {
 			for _, k := range []Kind{Image, BlockDevice} {
 				if err := CheckOptions(k, fsType, []string{"ro", option}); err != nil {
 					t.Errorf("%s of %s with %s: %v", option, k, fsType, err)

@@ -67,8 +67,8 @@ const (
 	maxShareSource = 1024 // bytes of a source
 )
 
-// hostname matches the names of hosts: RFC 1123.
-var hostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
+// Hostname matches the names of hosts: RFC 1123.
+var Hostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
 
 // ParseShare parses //server[:port]/share[/directory…]. An IPv6 address is in brackets. No element
 // is ".", ".." or empty, or has a character that Windows forbids in names. Errors: ErrPath.
@@ -118,14 +118,14 @@ func parseServer(text string) (server string, port int, err error) {
 		}
 		return ip.String(), port, nil
 	}
-	if len(server) > maxHostname || !hostname.MatchString(server) {
+	if len(server) > MaxHostname || !Hostname.MatchString(server) {
 		return "", 0, fmt.Errorf("invalid server %.128q", server)
 	}
 	return server, port, nil
 }
 
-// maxHostname is the maximum length of the name of a host: RFC 1035.
-const maxHostname = 253
+// MaxHostname is the maximum length of the name of a host: RFC 1035.
+const MaxHostname = 253
 
 // CheckShareName returns an error for a name that no file or directory on a share may have: empty,
 // "." or "..", with a character that Windows forbids, with a space or dot at its end, or of more

@@ -2,14 +2,10 @@ package mounter
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -124,47 +120,5 @@ func TestCredentialsAreHidden(t *testing.T) {
 		if !strings.Contains(text, hidden) {
 			t.Errorf("no %s in %s", hidden, text)
 		}
-	}
-}
-
-func TestTheFakeMountsShares(t *testing.T) {
-	dir := t.TempDir()
-	f, ctx := NewFake(dir), context.Background()
-	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
-	m := Mount{Kind: Share, Source: "//SERVER/Share/dir", Options: []string{"gid=1"}, Credentials: Credentials{Password: "a"}}
-	steps := []error{f.Mount(ctx, m, staging), f.Mount(ctx, m.BindFrom(staging), target)}
-	m.Source, m.Credentials.Password = "//server/share/dir", "b"
-	if err := errors.Join(append(steps, f.Mount(ctx, m, staging))...); err != nil {
-		t.Fatal(err)
-	}
-	if got := f.Mounts()[staging]; got.Credentials.Password != "b" || !slices.Contains(got.Options, "gid=1") {
-		t.Errorf("the mount has options %q, and the new password: %v", got.Options, got.Credentials.Password == "b")
-	}
-	for _, path := range []string{staging, target} {
-		if mounted, err := f.Mounted(ctx, m, path); !mounted || err != nil {
-			t.Errorf("%s: mounted %v, %v", path, mounted, err)
-		}
-	}
-	other := m
-	other.Source += "/sub"
-	if mounted, err := f.Mounted(ctx, other, target); mounted || err != nil {
-		t.Errorf("another directory: mounted %v, %v", mounted, err)
-	}
-	other.Source, other.Options = m.Source, []string{"gid=2"}
-	for what, err := range map[string]error{
-		"another group":  f.Mount(ctx, other, staging),
-		"a bad source":   f.Mount(ctx, Mount{Kind: Share, Source: "//server/share/.."}, filepath.Join(dir, "bad")),
-		"a bad password": f.Mount(ctx, Mount{Kind: Share, Source: "//server/share", Credentials: Credentials{Password: "\x00"}}, filepath.Join(dir, "bad")),
-	} {
-		want := map[string]error{"another group": ErrConflict, "a bad source": ErrPath, "a bad password": ErrOption}[what]
-		if !errors.Is(err, want) {
-			t.Errorf("%s: %v, want %v", what, err, want)
-		}
-	}
-	if err := errors.Join(f.Remove(ctx, target), f.Unmount(ctx, staging)); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "bad")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a mount that failed left its directory: %v", err)
 	}
 }

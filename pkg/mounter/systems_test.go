@@ -59,3 +59,22 @@ func FuzzCheckOptions(f *testing.F) {
 		}
 	})
 }
+
+func TestArgumentsOfMkfsAreChecked(t *testing.T) {
+	for _, good := range [][]string{nil, {"-i", "8192"}, {"-O", "^has_journal", "-I", "256"}} {
+		if err := CheckFormat("ext4", good); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range [][]string{
+		{"/dev/sda"}, {"-d", "/etc"}, {"-i"}, {"-i", "/dev/sda"}, {"-i", "-F"}, {"-i", ""}, {"-J",
+			"device=LABEL=x"}, {"-i", "1", "sda"},
+	} {
+		if err := CheckFormat("ext4", bad); !errors.Is(err, ErrOption) {
+			t.Errorf("%q: %v, want ErrOption", strings.Join(bad, " "), err)
+		}
+	}
+	if err := CheckFormat("xfs", []string{"-d", "name=/dev/sda"}); !errors.Is(err, ErrOption) {
+		t.Errorf("%v, want ErrOption", err)
+	}
+}

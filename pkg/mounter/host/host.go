@@ -1,4 +1,5 @@
-// Package host returns the machine of this process as a mounter.Host.
+// Package host returns the machine of this process as a mounter.Host: that of Linux mounts with the
+// kernel, that of Windows makes links, and other systems have none.
 package host
 
 import "github.com/causeway-csi/causeway/internal/helper"

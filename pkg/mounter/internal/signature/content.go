@@ -85,9 +85,9 @@ const (
 	partitions = "a partition table (MBR) or a boot sector"
 )
 
-// Signatures are tried in this order: a device with a boot sector can still hold a filesystem.
+// signatures are tried in this order: a device with a boot sector can still hold a filesystem.
 // Sources: magic numbers of libblkid, and the specifications of LUKS, GPT and LVM2.
-var Signatures = slices.Concat([]Signature{
+var signatures = slices.Concat([]Signature{
 	{"a LUKS volume", 0, "LUKS\xba\xbe"},
 	{"a GPT partition table", 512, "EFI PART"},
 	{"a GPT partition table", 4096, "EFI PART"},
@@ -167,7 +167,7 @@ func Examine(dev io.ReaderAt, size int64) (Content, error) {
 		return Content{Blank: true, Name: "nothing"}, nil
 	}
 	found := Content{Name: Unknown}
-	for _, s := range append(Signatures, RaidAt(size)...) {
+	for _, s := range append(signatures, raidAt(size)...) {
 		is, err := s.On(dev, size)
 		if err != nil {
 			return Content{}, err
@@ -185,9 +185,9 @@ func Examine(dev io.ReaderAt, size int64) (Content, error) {
 	return found, found.read(dev)
 }
 
-// RaidAt are the superblocks of mdraid whose offsets depend on the size: versions 1.0 and 0.90,
+// raidAt are the superblocks of mdraid whose offsets depend on the size: versions 1.0 and 0.90,
 // md(4).
-func RaidAt(size int64) []Signature {
+func raidAt(size int64) []Signature {
 	const name, magic = "a member of an mdraid array", "\xfc\x4e\x2b\xa9"
 	return []Signature{
 		{name, size/512&^7*512 - 8<<10, magic},
