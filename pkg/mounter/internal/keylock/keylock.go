@@ -22,7 +22,8 @@ type lock struct {
 // LockUntilWanted takes the lock of a key for a caller that gives way: it reports false if another
 // caller holds the lock, and the returned context ends with the cause wanted when another caller
 // waits for the lock.
-func (l *Locks[K]) LockUntilWanted(ctx context.Context, key K, wanted error) (held context.Context, release func(), ok bool) {
+func (l *Locks[K]) LockUntilWanted(ctx context.Context, key K, wanted error) (held context.Context, release func(),
+	ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, used := l.used[key]; used {

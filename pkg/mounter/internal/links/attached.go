@@ -74,7 +74,8 @@ func (d *linkDisks) findDisk(serial string) (DiskInfo, error) {
 	case 1:
 		return found[0], nil
 	}
-	return DiskInfo{}, fmt.Errorf("%w: the disks %d and %d have the same serial number %q", mounter.ErrDevice, found[0].Number,
+	return DiskInfo{}, fmt.Errorf("%w: the disks %d and %d have the same serial number %q", mounter.ErrDevice,
+		found[0].Number,
 		found[1].Number, serial)
 }
 
@@ -116,7 +117,8 @@ func (d *linkDisks) awaitDisk(ctx context.Context, serial string) (disk DiskInfo
 }
 
 // attachDisk brings the disk of m online, and makes its filesystem if the disk is blank.
-func (d *linkDisks) attachDisk(ctx context.Context, m mounter.Mount, mark marking) (volume string, number uint32, err error) {
+func (d *linkDisks) attachDisk(ctx context.Context, m mounter.Mount, mark marking) (volume string, number uint32,
+	err error) {
 	disk, err := d.awaitDisk(ctx, m.Serial)
 	switch {
 	case err != nil:

@@ -352,7 +352,8 @@ func TestTheProofOfADisk(t *testing.T) {
 	usedImage(b, m)
 	m.disks.wrongDisk = true
 	b.Refused(b.vhdx("v"), b.staging(), mounter.ErrDevice)
-	if err := b.MakeImage(ctx, b.vhdx("new").Source, gib, options.NTFS); !errors.Is(err, mounter.ErrDevice) || m.disks.formats > 0 {
+	if err := b.MakeImage(ctx, b.vhdx("new").Source, gib, options.NTFS); !errors.Is(err, mounter.ErrDevice) ||
+		m.disks.formats > 0 {
 		t.Errorf("MakeImage = %v, %d formats", err, m.disks.formats)
 	}
 	m.disks.wrongDisk = false
@@ -474,7 +475,8 @@ func TestACallThatHangs(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { <-hangs; cancel() }()
-	if err := b.Mount(ctx, b.vhdx("v"), b.staging()); !errors.Is(err, mounter.ErrStalled) || !errors.Is(err, context.Canceled) {
+	if err := b.Mount(ctx, b.vhdx("v"), b.staging()); !errors.Is(err, mounter.ErrStalled) || !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("Mount = %v, want ErrStalled", err)
 	}
 	for name, call := range map[string]func(context.Context) error{
@@ -482,7 +484,8 @@ func TestACallThatHangs(t *testing.T) {
 		"MakeImage": func(ctx context.Context) error { return b.MakeImage(ctx, b.vhdx("w").Source, gib, options.NTFS) },
 		"GrowImage": func(ctx context.Context) error { return b.GrowImage(ctx, b.vhdx("v").Source, 2*gib) },
 		"Freeze": func(ctx context.Context) error {
-			return b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, func(context.Context) error { return nil })
+			return b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity,
+				func(context.Context) error { return nil })
 		},
 	} {
 		if name == "MakeImage" { // which looks at its ctx first
@@ -594,7 +597,8 @@ func TestAnImageOfAnotherProgram(t *testing.T) {
 	disk.online = true
 	for range 2 {
 		got, err := b.MountPointsOf(v.Source)
-		if want := fmt.Sprintf(`\\.\PhysicalDrive%d`, disk.number); err != nil || !slices.Equal(got, []string{want}) || !disk.attached {
+		if want := fmt.Sprintf(`\\.\PhysicalDrive%d`, disk.number); err != nil || !slices.Equal(got, []string{want}) ||
+			!disk.attached {
 			t.Errorf("MountPointsOf: got %q, %v, want %s", got, err, want)
 		}
 	}
@@ -657,11 +661,13 @@ func TestFreezeOfVirtualDisks(t *testing.T) {
 	usedImage(b, m)
 	ctx, copied := context.Background(), 0
 	copyData := func(context.Context) error { copied++; return nil }
-	if err := b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, copyData); err != nil || copied != 1 {
+	if err := b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, copyData); err != nil ||
+		copied != 1 {
 		t.Errorf("Freeze of a detached image = %v, copied %d times", err, copied)
 	}
 	b.MustMount(b.vhdx("v"), b.staging())
-	if err := b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, copyData); !errors.Is(err, mounter.ErrBusy) || copied != 1 {
+	if err := b.Freeze(ctx, "", []string{b.vhdx("v").Source}, mountercontract.Eternity, copyData); !errors.Is(err,
+		mounter.ErrBusy) || copied != 1 {
 		t.Errorf("Freeze of an attached image = %v, copied %d times", err, copied)
 	}
 	if err := b.NewUUID(ctx, nil, options.NTFS, 0); !errors.Is(err, errors.ErrUnsupported) {
@@ -690,15 +696,18 @@ func TestTheGuardOfBlankDisks(t *testing.T) {
 		want   error
 		text   string
 	}{
-		"an ext4":                    {func(_ *model, k *modelDisk) { k.data[1024+0x38] = "\x53\xef" }, mounter.ErrDevice, "ext4"},
+		"an ext4":                    {func(_ *model, k *modelDisk) { k.data[1024+0x38] = "\x53\xef" }, mounter.ErrDevice,
+			"ext4"},
 		"unknown data at the end":    {func(_ *model, k *modelDisk) { k.data[k.size-9] = "x" }, mounter.ErrDevice, "unknown"},
 		"an NTFS without partition":  {func(_ *model, k *modelDisk) { k.data[3] = "NTFS    " }, mounter.ErrDevice, "ntfs"},
 		"it cannot be read":          {func(_ *model, k *modelDisk) { k.unreadable = true }, mounter.ErrDevice, "read"},
 		"it is read-only":            {func(_ *model, k *modelDisk) { k.readOnly = true }, mounter.ErrReadOnly, "writable"},
 		"it is too small":            {func(_ *model, k *modelDisk) { k.size = gib - 4096 }, mounter.ErrDevice, "at least"},
-		"two with the serial number": {func(m *model, _ *modelDisk) { m.disks.plug(serialNumber, gib) }, mounter.ErrDevice, "same serial"},
+		"two with the serial number": {func(m *model, _ *modelDisk) { m.disks.plug(serialNumber, gib) }, mounter.ErrDevice,
+			"same serial"},
 		"it is not attached":         {func(_ *model, k *modelDisk) { k.attached = false }, mounter.ErrDevice, "no disk"},
-		"a table without partitions": {func(_ *model, k *modelDisk) { k.data[512] = "EFI PART" }, mounter.ErrDevice, "0 partitions"},
+		"a table without partitions": {func(_ *model, k *modelDisk) { k.data[512] = "EFI PART" }, mounter.ErrDevice,
+			"0 partitions"},
 		"an exFAT in a partition": {func(m *model, k *modelDisk) {
 			k.addPart(partStart, k.size-partStart-partTail)
 			m.disks.addVolume(k, "exfat")
@@ -707,7 +716,8 @@ func TestTheGuardOfBlankDisks(t *testing.T) {
 			k.addPart(partStart, 1<<20)
 			k.addPart(partStart+1<<20, 1<<20)
 		}, mounter.ErrDevice, "2 partitions"},
-		"data where the partition will be": {func(_ *model, k *modelDisk) { k.data[partStart+3] = "-FVE-FS-" }, mounter.ErrDevice,
+		"data where the partition will be": {func(_ *model, k *modelDisk) { k.data[partStart+3] = "-FVE-FS-" },
+			mounter.ErrDevice,
 			"BitLocker"},
 	} {
 		for _, online := range []bool{false, true} { // true: another program uses the disk
@@ -865,7 +875,8 @@ func TestGuardsOfDisks(t *testing.T) {
 		must(b, err)
 		record.Path = b.target()
 		must(b, b.Unmount(ctx, b.staging()))
-		if err := l.mount(ctx, mounter.Mount{Kind: mounter.Directory}, record); !errors.Is(err, mounter.ErrPath) || b.Files.Exists(b.target()) {
+		if err := l.mount(ctx, mounter.Mount{Kind: mounter.Directory}, record); !errors.Is(err, mounter.ErrPath) ||
+			b.Files.Exists(b.target()) {
 			t.Errorf("mount = %v, want ErrPath", err)
 		}
 	})

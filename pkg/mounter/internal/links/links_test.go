@@ -424,7 +424,8 @@ func TestAnOpenDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	node.open = true
-	if err := b.Unmount(context.Background(), b.target()); !errors.Is(err, mounter.ErrBusy) || !b.IsMounted(b.Volume("v"), b.target()) {
+	if err := b.Unmount(context.Background(), b.target()); !errors.Is(err, mounter.ErrBusy) ||
+		!b.IsMounted(b.Volume("v"), b.target()) {
 		t.Errorf("Unmount = %v", err)
 	}
 }
@@ -436,12 +437,14 @@ func TestSourcesOfLinks(t *testing.T) {
 	if err := b.Files.WriteFile(b.Files.Join(b.Storage, "file"), ""); err != nil {
 		t.Fatal(err)
 	}
-	for _, source := range []string{b.Path("unmounted"), b.Kubelet, `D:\`, b.Files.Join(b.Storage, "file"), `\\server\share\`,
+	for _, source := range []string{b.Path("unmounted"), b.Kubelet, `D:\`, b.Files.Join(b.Storage, "file"),
+		`\\server\share\`,
 		`relative`} {
 		b.Refused(mounter.Mount{Kind: mounter.Directory, Source: source}, b.Path("target"), mounter.ErrPath)
 	}
 	for _, kind := range []mounter.Kind{mounter.Image, mounter.Disk, mounter.Device, mounter.BlockDevice, mounter.Share} {
-		b.Refused(mounter.Mount{Kind: kind, Source: b.Volume("v").Source, FSType: "ext4"}, b.Path("target"), errors.ErrUnsupported)
+		b.Refused(mounter.Mount{Kind: kind, Source: b.Volume("v").Source, FSType: "ext4"}, b.Path("target"),
+			errors.ErrUnsupported)
 	}
 	if b.Files.Exists(b.Path("target")) {
 		t.Error("the path was left behind")
@@ -459,7 +462,8 @@ func TestAnUnreadablePath(t *testing.T) {
 	m.unreadable = b.target()
 	b.Host = Host{startLinks(t, m, b.Kubelet, store)}
 	for _, source := range []string{v.Source, other.Source} {
-		if got, err := b.MountPointsOf(source); !errors.Is(err, mounter.ErrBusy) || !strings.Contains(err.Error(), "error 5") {
+		if got, err := b.MountPointsOf(source); !errors.Is(err, mounter.ErrBusy) || !strings.Contains(err.Error(),
+			"error 5") {
 			t.Errorf("MountPointsOf(%s) = %q, %v, want ErrBusy", source, got, err)
 		}
 	}
@@ -489,16 +493,20 @@ func TestSupports(t *testing.T) {
 		fsType, option string
 		linux, windows bool
 	}{
-		{mounter.Directory, "", "ro", true, true}, {mounter.Directory, "", "noatime", true, false}, {mounter.Directory, "", "x", false, false},
+		{mounter.Directory, "", "ro", true, true}, {mounter.Directory, "", "noatime", true, false}, {mounter.Directory, "",
+			"x", false, false},
 		{mounter.Image, "ext4", "rw", true, false}, {mounter.Image, "xfs", "largeio", true, false},
 		{mounter.Image, "ext4", "largeio", false, false}, {mounter.Image, "ntfs", "ro", false, true},
 		{mounter.Image, "ntfs", "noatime", false, false}, {mounter.Image, "", "ro", false, false},
 		{mounter.Disk, "", "", true, false}, {mounter.Disk, "", "ro", false, false},
 		{mounter.BlockDevice, "", "", true, false}, {mounter.BlockDevice, "xfs", "noatime", true, false},
 		{mounter.BlockDevice, "ntfs", "rw", false, true},
-		{mounter.Share, "", "seal", true, true}, {mounter.Share, "", "seal=1", false, false}, {mounter.Share, "", "uid=1000", true, true},
-		{mounter.Share, "", "guest", true, false}, {mounter.Share, "", "sec=krb5", true, false}, {mounter.Share, "", "sec=ntlmssp", true, true},
-		{mounter.Share, "", "vers=3.1.1", true, false}, {mounter.Share, "", "sign", true, false}, {mounter.Share, "", "noatime", true, false},
+		{mounter.Share, "", "seal", true, true}, {mounter.Share, "", "seal=1", false, false}, {mounter.Share, "",
+			"uid=1000", true, true},
+		{mounter.Share, "", "guest", true, false}, {mounter.Share, "", "sec=krb5", true, false}, {mounter.Share, "",
+			"sec=ntlmssp", true, true},
+		{mounter.Share, "", "vers=3.1.1", true, false}, {mounter.Share, "", "sign", true, false}, {mounter.Share, "",
+			"noatime", true, false},
 	} {
 		var options []string
 		if tc.option != "" {
@@ -516,7 +524,8 @@ func TestSupports(t *testing.T) {
 				t.Errorf("Supports(%s, %s, %s) on %s = %v, want it: %t", tc.kind, tc.fsType, tc.option, name, err, c.want)
 			}
 		}
-		if err := mounter.CheckOptions(tc.kind, tc.fsType, options); tc.option != "" && (err == nil) != (tc.linux || tc.windows) {
+		if err := mounter.CheckOptions(tc.kind, tc.fsType, options); tc.option != "" && (err == nil) != (tc.linux ||
+			tc.windows) {
 			t.Errorf("CheckOptions(%s, %s, %s) = %v, want it: %t", tc.kind, tc.fsType, tc.option, err, tc.linux)
 		}
 	}

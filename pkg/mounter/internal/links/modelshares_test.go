@@ -41,7 +41,8 @@ type modelMapping struct {
 }
 
 func newModelShares(m *model) *modelShares {
-	return &modelShares{m: m, passwords: map[string]string{"user": "Passw0rd", "other": "Passw0rd"}, away: map[string]bool{},
+	return &modelShares{m: m, passwords: map[string]string{"user": "Passw0rd", "other": "Passw0rd"},
+		away: map[string]bool{},
 		mappings: map[string]*modelMapping{}, dirs: map[string]bool{
 			`\\srv\share\`: true, `\\srv\share\a\`: true, `\\srv\share\b\`: true, `\\srv\second\`: true, `\\srv2\share\`: true}}
 }
@@ -259,5 +260,6 @@ func (b *linkShareBench) pod(n int) string {
 
 // share is a Mount of a directory of a share.
 func share(source string) mounter.Mount {
-	return mounter.Mount{Kind: mounter.Share, Source: source, Credentials: mounter.Credentials{Username: "user", Password: "Passw0rd"}}
+	return mounter.Mount{Kind: mounter.Share, Source: source, Credentials: mounter.Credentials{Username: "user",
+		Password: "Passw0rd"}}
 }

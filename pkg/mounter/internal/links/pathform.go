@@ -30,7 +30,8 @@ func cleanUnix(p string) (string, error) {
 	if !path.IsAbs(p) || path.Clean(p) != p || strings.IndexByte(p, 0) >= 0 {
 		return "", fmt.Errorf("%w: %.128q is not absolute and clean", mounter.ErrPath, p)
 	}
-	if len(p) > paths.MaxPath || slices.ContainsFunc(strings.Split(p, "/"), func(n string) bool { return len(n) > paths.MaxName }) {
+	if len(p) > paths.MaxPath || slices.ContainsFunc(strings.Split(p, "/"),
+		func(n string) bool { return len(n) > paths.MaxName }) {
 		return "", fmt.Errorf("%w: %.64q… is too long", mounter.ErrPath, p)
 	}
 	return p, nil
@@ -124,7 +125,8 @@ func checkWindowsName(name string) error {
 			windowsForbidden)
 	}
 	if strings.HasSuffix(name, ".") || strings.HasSuffix(name, " ") { // "..", too
-		return fmt.Errorf("%w: invalid name %.64q: must not end with a dot or a space, which Windows cuts off", mounter.ErrPath,
+		return fmt.Errorf("%w: invalid name %.64q: must not end with a dot or a space, which Windows cuts off",
+			mounter.ErrPath,
 			name)
 	}
 	if n := len(utf16.Encode([]rune(name))); n > paths.MaxName {

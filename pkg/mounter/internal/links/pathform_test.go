@@ -99,7 +99,8 @@ func FuzzCleanWindows(f *testing.F) {
 		if again, err := CleanWindows(got); again != got || err != nil {
 			t.Errorf("%q: got %q, then %q, %v", p, got, again, err)
 		}
-		if rest := got[3:]; got[1:3] != `:\` || strings.ContainsAny(rest, `/:*?"<>|`) || strings.Contains(`\`+rest+`\`, `\..\`) ||
+		if rest := got[3:]; got[1:3] != `:\` || strings.ContainsAny(rest, `/:*?"<>|`) || strings.Contains(`\`+rest+`\`,
+			`\..\`) ||
 			strings.Contains(rest, `\\`) || strings.HasSuffix(rest, `\`) {
 			t.Errorf("%q: got %q", p, got)
 		}

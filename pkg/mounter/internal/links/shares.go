@@ -52,7 +52,8 @@ func newMappings(host ShareHost, store recordStore, hasLink func(root string) bo
 	if err != nil {
 		return nil, err
 	}
-	s := &mappings{host: host, worker: calls, flights: inflight.Group[string, mounter.Usage]{Limit: inflight.NoLimit}, hasLink: hasLink, records: records, pins: map[string]int{},
+	s := &mappings{host: host, worker: calls, flights: inflight.Group[string, mounter.Usage]{Limit: inflight.NoLimit},
+		hasLink: hasLink, records: records, pins: map[string]int{},
 		removals: map[string]*removal{}, digests: map[string][sha256.Size]byte{}}
 	rand.Read(s.key[:])
 	return s, nil
@@ -68,7 +69,8 @@ type shareUse struct {
 
 // openShare opens the share of a mount of m whose link has a text. release ends the use of this
 // call.
-func (l *links) openShare(ctx context.Context, m mounter.Mount, root, text string, mounted bool) (release func(), err error) {
+func (l *links) openShare(ctx context.Context, m mounter.Mount, root, text string, mounted bool) (release func(),
+	err error) {
 	if l.shares == nil {
 		return nil, fmt.Errorf("%w: shares on this machine", errors.ErrUnsupported)
 	}

@@ -71,7 +71,8 @@ func TestMountOfAShare(t *testing.T) {
 			t.Errorf("Mounted(%s): want this directory only", path)
 		}
 	}
-	if !slices.Equal(b.shares.mapped(), []string{`\\srv\share`}) || b.shares.made != 1 || !b.shares.mappings[`\\srv\share`].Privacy {
+	if !slices.Equal(b.shares.mapped(), []string{`\\srv\share`}) || b.shares.made != 1 ||
+		!b.shares.mappings[`\\srv\share`].Privacy {
 		t.Errorf("mappings: %q, made %d, want one for the root, with encryption", b.shares.mapped(), b.shares.made)
 	}
 	if got, err := b.OtherTargets(ctx, b.staging(0)); err != nil || !slices.Equal(got, []string{b.pod(0)}) {
@@ -119,9 +120,12 @@ func TestRefusedShares(t *testing.T) {
 		"name":      {func(m *mounter.Mount) { m.Source = "//srv/share/nul" }, mounter.ErrPath, "another name"},
 		"local":     {func(m *mounter.Mount) { m.Source = `C:\x` }, mounter.ErrPath, ""},
 		"guest":     {func(m *mounter.Mount) { m.Options = []string{"guest"} }, mounter.ErrOption, "(guest)"},
-		"kerberos":  {func(m *mounter.Mount) { m.Options = []string{"ro", "sec=krb5"} }, mounter.ErrOption, "option 2 of 2 (sec)"},
-		"dialect":   {func(m *mounter.Mount) { m.Options = []string{"vers=3.1.1"} }, mounter.ErrOption, "(vers) on Windows: demand seal"},
-		"signature": {func(m *mounter.Mount) { m.Options = []string{"sign"} }, mounter.ErrOption, "(sign) on Windows: demand seal"},
+		"kerberos":  {func(m *mounter.Mount) { m.Options = []string{"ro", "sec=krb5"} }, mounter.ErrOption,
+			"option 2 of 2 (sec)"},
+		"dialect":   {func(m *mounter.Mount) { m.Options = []string{"vers=3.1.1"} }, mounter.ErrOption,
+			"(vers) on Windows: demand seal"},
+		"signature": {func(m *mounter.Mount) { m.Options = []string{"sign"} }, mounter.ErrOption,
+			"(sign) on Windows: demand seal"},
 		"no user":   {func(m *mounter.Mount) { m.Credentials = mounter.Credentials{} }, mounter.ErrOption, "username"},
 		"NUL":       {func(m *mounter.Mount) { m.Credentials.Password = "\x00" }, mounter.ErrOption, "password"},
 		"directory": {func(m *mounter.Mount) { m.Source += "/missing" }, mounter.ErrNotFound, "no such directory"},
@@ -162,7 +166,8 @@ func TestTextsOfShares(t *testing.T) {
 
 // TestCodesOfShares: the code of the system is a hint, and the probe decides.
 func TestCodesOfShares(t *testing.T) {
-	for code, want := range map[WindowsCode]error{5: mounter.ErrAccess, 32: mounter.ErrBusy, 53: mounter.ErrServer, 64: mounter.ErrServer, 67: mounter.ErrNotFound,
+	for code, want := range map[WindowsCode]error{5: mounter.ErrAccess, 32: mounter.ErrBusy, 53: mounter.ErrServer,
+		64: mounter.ErrServer, 67: mounter.ErrNotFound,
 		1219: mounter.ErrBusy, 1326: mounter.ErrAccess, 1463: errors.ErrUnsupported} {
 		t.Run(fmt.Sprint(code, " without a mapping"), func(t *testing.T) {
 			b := newLinkShareBench(t)
@@ -419,7 +424,8 @@ func TestNewPasswordOfAShare(t *testing.T) {
 	renewed := volumeA
 	renewed.Credentials.Password = "new Passw0rd"
 	for range 2 {
-		if err := b.Mount(ctx, renewed, b.staging(0)); !errors.Is(err, mounter.ErrCredentials) || !b.IsMounted(volumeA, b.staging(0)) {
+		if err := b.Mount(ctx, renewed, b.staging(0)); !errors.Is(err, mounter.ErrCredentials) || !b.IsMounted(volumeA,
+			b.staging(0)) {
 			t.Errorf("Mount = %v, want ErrCredentials and the mount", err)
 		}
 	}
@@ -720,7 +726,8 @@ func TestSharesWithoutAHost(t *testing.T) {
 }
 
 func TestCodeOfResult(t *testing.T) {
-	for result, want := range map[uint32]WindowsCode{0x800704C3: CodeSessionConflict, 53: codeBadNetPath, 0x80041001: 0x80041001} {
+	for result, want := range map[uint32]WindowsCode{0x800704C3: CodeSessionConflict, 53: codeBadNetPath,
+		0x80041001: 0x80041001} {
 		if got := CodeOfResult(result); got != want {
 			t.Errorf("codeOfResult(%#x) = %d, want %d", result, got, want)
 		}

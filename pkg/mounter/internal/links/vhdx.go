@@ -120,7 +120,8 @@ func (h Host) MakeImage(ctx context.Context, path string, size int64, fsType str
 	case fsType == "":
 		return fmt.Errorf("%w: raw block volumes on Windows", errors.ErrUnsupported)
 	case fsType != options.NTFS:
-		return errors.Join(mounter.CheckFSType(fsType), fmt.Errorf("%w: the filesystem %.32q on Windows", errors.ErrUnsupported,
+		return errors.Join(mounter.CheckFSType(fsType), fmt.Errorf("%w: the filesystem %.32q on Windows",
+			errors.ErrUnsupported,
 			fsType))
 	case !strings.HasSuffix(h.Key(path), ImageExt):
 		return fmt.Errorf("%w: the name of an image must end in %s: %s", mounter.ErrPath, ImageExt, path)

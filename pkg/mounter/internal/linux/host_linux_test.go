@@ -255,7 +255,7 @@ func TestFailedMountLeavesNoTarget(t *testing.T) {
 			t.Fatalf("Mount = %v, want EINVAL, as the source cannot be bind mounted", err)
 		}
 		linuxtest.Mkdir(t, b.Path("there"))
-		b.Refuses(v, b.Path("there"), unix.EINVAL)
+		b.Refused(v, b.Path("there"), unix.EINVAL)
 		if linuxtest.Exists(b.Path("new")) || !linuxtest.Exists(b.Path("there")) {
 			t.Error("the failed calls changed the targets")
 		}
@@ -287,7 +287,7 @@ func TestMountWithoutItsOptionsIsUndone(t *testing.T) {
 	}
 	b := linuxtest.NewBench(t, linuxtest.RealMounter(t))
 	b.Storage = dir
-	b.Refuses(b.Volume("v", "strictatime"), b.Path("target"), unix.EPERM)
+	b.Refused(b.Volume("v", "strictatime"), b.Path("target"), unix.EPERM)
 	if linuxtest.Exists(b.Path("target")) {
 		t.Error("the target is left")
 	}

@@ -164,7 +164,7 @@ func TestMountUtilsSeesTheSameMounts(t *testing.T) {
 		"mounts over a mount": func(t *testing.T, b *linuxtest.Bench) {
 			v, target := b.Volume("v"), b.Path("target")
 			b.MustMount(v, target)
-			b.Refuses(b.Volume("w"), target, mounter.ErrConflict)
+			b.Refused(b.Volume("w"), target, mounter.ErrConflict)
 			expect(b, mountedAt(target, 1))
 			rawMount(t, b.Volume("w").Source, target, unix.MS_BIND)
 			rawMount(t, "none", target, 0)

@@ -123,7 +123,7 @@ func TestFailedMountMarksNoFile(t *testing.T) {
 	if err := os.WriteFile(b.Path("other"), nil, 0o640); err != nil {
 		t.Fatal(err)
 	}
-	b.Refuses(readOnly.BindFrom(b.Path("staging")), b.Path("other"), mounter.ErrReadOnly)
+	b.Refused(readOnly.BindFrom(b.Path("staging")), b.Path("other"), mounter.ErrReadOnly)
 	if err := b.Remove(ctx, b.Path("other")); !errors.Is(err, mounter.ErrPath) || !linuxtest.Exists(b.Path("other")) {
 		t.Errorf("Remove = %v, want ErrPath; the file is there: %v", err, linuxtest.Exists(b.Path("other")))
 	}

@@ -351,7 +351,7 @@ func TestMountRejectsLinksInTheSource(t *testing.T) {
 				if err := errors.Join(os.Rename(link, elsewhere), os.Symlink(elsewhere, link)); err != nil {
 					t.Fatal(err)
 				}
-				b.Refuses(m, b.Path("staging"), mounter.ErrPath)
+				b.Refused(m, b.Path("staging"), mounter.ErrPath)
 				if linuxtest.Exists(b.Path("staging", mounter.DeviceName)) || len(b.Loops()) > 0 {
 					t.Errorf("%s: something is left", link)
 				}
@@ -391,7 +391,7 @@ func TestPublishedSourceIsFoundBelowTheKubeletDirectory(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	b.Refuses(m.BindFrom(b.Path("staging")), b.Path("other"), mounter.ErrPath)
+	b.Refused(m.BindFrom(b.Path("staging")), b.Path("other"), mounter.ErrPath)
 	if err := errors.Join(os.Remove(b.Path("staging")), os.Rename(b.Path("moved"), b.Path("staging"))); err != nil {
 		t.Fatal(err)
 	}
@@ -409,9 +409,9 @@ func TestMountRejectsSourcesThatAreNoImage(t *testing.T) {
 		if err := make(m.Source); err != nil {
 			t.Fatal(err)
 		}
-		b.Refuses(m, b.Path("staging"), mounter.ErrFormat)
+		b.Refused(m, b.Path("staging"), mounter.ErrFormat)
 		m.Kind, m.FSType = mounter.Image, "ext4"
-		b.Refuses(m, b.Path("staging"), mounter.ErrFormat)
+		b.Refused(m, b.Path("staging"), mounter.ErrFormat)
 		if linuxtest.Exists(b.Path("staging")) {
 			t.Errorf("%s: the target is left", name)
 		}

@@ -67,7 +67,8 @@ func LinkHost(t *testing.T, h links.LinkHost, files mountercontract.Files, dir s
 	for _, name := range []string{"link", "file", "source", "dangling"} {
 		want("link at "+name, h.Link(source, path(name)), fs.ErrExist)
 	}
-	if err := files.WriteFile(path("link", "through"), "content"); err != nil || kind(path("source", "through")) != links.PlainFile {
+	if err := files.WriteFile(path("link", "through"), "content"); err != nil || kind(path("source",
+		"through")) != links.PlainFile {
 		t.Errorf("a file through the link: %v", err)
 	}
 	if names, err := h.Names(source); err != nil || !slices.Equal(names, []string{"through"}) {

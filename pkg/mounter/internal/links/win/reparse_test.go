@@ -46,7 +46,8 @@ func TestParseReparse(t *testing.T) {
 		"a relative link":             {tagSymlink, `..\x`, true, `..\x`, links.DirLink},
 		"a link to a file":            {tagSymlink, `\??\D:\file`, false, `D:\file`, links.OtherLink},
 		"a junction":                  {tagMountPoint, `\??\D:\x`, true, `D:\x`, links.OtherLink},
-		"a mount point of a volume":   {tagMountPoint, `\??\Volume{01234567-89ab-cdef-0123-456789abcdef}\`, true, `Volume{01234567-89ab-cdef-0123-456789abcdef}\`, links.PlainDir},
+		"a mount point of a volume":   {tagMountPoint, `\??\Volume{01234567-89ab-cdef-0123-456789abcdef}\`, true,
+			`Volume{01234567-89ab-cdef-0123-456789abcdef}\`, links.PlainDir},
 		"an unknown link":             {0xA0000027, "", true, "", links.OtherLink},
 		"a deduplicated file":         {0x80000013, "", false, "", links.PlainFile},
 		"a directory of a cloud file": {0x9000001A, "", true, "", links.PlainDir},
@@ -59,7 +60,8 @@ func TestParseReparse(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, got, tc.kind)
 		}
 	}
-	if dir, file := kindOf(true, false, 0, ""), kindOf(false, false, 0, ""); dir != links.PlainDir || file != links.PlainFile {
+	if dir, file := kindOf(true, false, 0, ""), kindOf(false, false, 0, ""); dir != links.PlainDir ||
+		file != links.PlainFile {
 		t.Errorf("got %v and %v, want a directory and a file", dir, file)
 	}
 }

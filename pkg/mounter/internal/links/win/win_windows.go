@@ -16,7 +16,8 @@ var libraryCalls = links.NewWorker()
 // the kubelet. Records, and the folders of the volumes of disks, are beside the path frozen, which
 // has the records of frozen filesystems on Linux.
 func New(dir, frozen string) (mounter.Host, error) {
-	return links.NewHost(links.Machine{Links: machineLinks(), Disks: newDiskHost(), Shares: windowsShares{}, Library: libraryCalls},
+	return links.NewHost(links.Machine{Links: machineLinks(), Disks: newDiskHost(), Shares: windowsShares{},
+		Library: libraryCalls},
 		dir, filepath.Dir(frozen))
 }
 

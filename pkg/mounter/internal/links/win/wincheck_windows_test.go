@@ -112,7 +112,8 @@ var linkAssumptions = []assumption{
 		}
 		return asAssumed
 	}},
-	{"links", "a directory that a process has opened without sharing cannot be removed: in use", func(t *testing.T) string {
+	{"links", "a directory that a process has opened without sharing cannot be removed: in use",
+		func(t *testing.T) string {
 		path := filepath.Join(t.TempDir(), "dir")
 		mountercontract.MakeDir(t, path)
 		name, err := windows.UTF16PtrFromString(path)

@@ -102,7 +102,8 @@ var diskAssumptions = []assumption{
 		}
 		return asAssumed
 	}},
-	{"disks", "a copy of a virtual disk has the volume of its source, and both do not work at the same time", func(t *testing.T) string {
+	{"disks", "a copy of a virtual disk has the volume of its source, and both do not work at the same time",
+		func(t *testing.T) string {
 		d := trial(t)
 		image, volume, _ := d.newVolume("disk")
 		d.detach(image, volume)

@@ -39,7 +39,8 @@ func checkedShare(t *testing.T, suffix string) shareTrial {
 	if domain, name, ok := strings.Cut(c.Username, `\`); ok {
 		c.Domain, c.Username = domain, name
 	}
-	return shareTrial{linkstest.ShareTrial{Root: root, Missing: `\\` + links.RootServer(root) + `\causeway-missing`, Credentials: c, Dir: t.TempDir()}}
+	return shareTrial{linkstest.ShareTrial{Root: root, Missing: `\\` + links.RootServer(root) + `\causeway-missing`,
+		Credentials: c, Dir: t.TempDir()}}
 }
 
 // mapped maps a share, and removes the mapping when the test is over. It returns the finding if the
@@ -74,7 +75,8 @@ func testChecksOfShares(t *testing.T) {
 var shareAssumptions = []assumption{
 	{"shares", "a server has one user: a second share with another user is error 1219", func(t *testing.T) string {
 		first, other := checkedShare(t, ""), checkedShare(t, second)
-		if links.RootServer(first.Root) != links.RootServer(other.Root) || links.UserOf(first.Credentials) == links.UserOf(other.Credentials) {
+		if links.RootServer(first.Root) != links.RootServer(other.Root) ||
+			links.UserOf(first.Credentials) == links.UserOf(other.Credentials) {
 			t.Fatalf("%s and %s must be on one server, and have two users", shareVariable, shareVariable+second)
 		}
 		if found := first.mapped(t, false); found != "" {

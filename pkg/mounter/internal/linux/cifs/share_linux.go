@@ -1,4 +1,3 @@
-// Package cifs mounts shares of SMB servers.
 package cifs
 
 import (

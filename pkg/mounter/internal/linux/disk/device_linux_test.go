@@ -315,7 +315,7 @@ func TestADeviceThatCannotBeUsedStaysAsItIs(t *testing.T) {
 			m := attachDisk(b, "disk", "ext4", diskSize)
 			tc.change(b, &m)
 			before := sumOf(b, "disk")
-			b.Refuses(m, b.Path("staging"), tc.want)
+			b.Refused(m, b.Path("staging"), tc.want)
 			if sumOf(b, "disk") != before {
 				t.Error("the disk was changed")
 			}
@@ -324,10 +324,10 @@ func TestADeviceThatCannotBeUsedStaysAsItIs(t *testing.T) {
 	t.Run("no device", func(t *testing.T) {
 		b := linuxtest.NewLoopBench(t)
 		b.Image("file", "")
-		b.Refuses(mounter.Mount{Kind: mounter.BlockDevice, Source: filepath.Join(b.Storage, "file"), FSType: "ext4",
+		b.Refused(mounter.Mount{Kind: mounter.BlockDevice, Source: filepath.Join(b.Storage, "file"), FSType: "ext4",
 			Serial: "s"},
 			b.Path("staging"), mounter.ErrDevice)
-		b.Refuses(mounter.Mount{Kind: mounter.BlockDevice, Source: b.Storage, Serial: "s"}, b.Path("staging"),
+		b.Refused(mounter.Mount{Kind: mounter.BlockDevice, Source: b.Storage, Serial: "s"}, b.Path("staging"),
 			mounter.ErrDevice)
 	})
 }
@@ -338,10 +338,10 @@ func TestADeviceThatIsMountedElsewhereIsRefused(t *testing.T) {
 			b := linuxtest.NewLoopBench(t)
 			m := attachDisk(b, "disk", fsType, diskSize)
 			b.MustMount(m, b.Path("staging"))
-			b.Refuses(m, b.Path("other"), mounter.ErrBusy)
+			b.Refused(m, b.Path("other"), mounter.ErrBusy)
 			raw := m
 			raw.FSType = ""
-			b.Refuses(raw, b.Path("raw"), mounter.ErrBusy)
+			b.Refused(raw, b.Path("raw"), mounter.ErrBusy)
 			if linuxtest.Exists(b.Path("other")) || linuxtest.Exists(b.Path("raw")) {
 				t.Error("a target is left")
 			}
@@ -365,7 +365,7 @@ func TestACopyOfADiskIsMountedBesideIt(t *testing.T) {
 			linuxtest.RunTool(t, "dd", "if="+m.Source, "of="+clone.Source, "bs=1M", "conv=fsync", "status=none")
 			b.MustMount(m, staging)
 			if fsType == tree.Btrfs {
-				b.Refuses(clone, other, mounter.ErrBusy)
+				b.Refused(clone, other, mounter.ErrBusy)
 				b.MustUnmount(staging)
 			}
 			b.MustMount(clone, other)
@@ -528,7 +528,7 @@ func TestADeviceWithoutAFilesystemIsMountedAsItIs(t *testing.T) {
 	}
 	readOnly := m.BindFrom(staging)
 	readOnly.ReadOnly = true
-	b.Refuses(readOnly, b.Path("other"), mounter.ErrReadOnly)
+	b.Refused(readOnly, b.Path("other"), mounter.ErrReadOnly)
 	if err := b.Remove(ctx, target); err != nil || linuxtest.Exists(target) {
 		t.Errorf("Remove = %v", err)
 	}
@@ -662,11 +662,11 @@ func TestAFormatThatDiedElsewhereIsNotBegunAnew(t *testing.T) {
 	before := sumOf(b, "disk")
 	stranger := m
 	stranger.Serial = "another"
-	b.Refuses(stranger, b.Path("staging"), mounter.ErrDevice)
+	b.Refused(stranger, b.Path("staging"), mounter.ErrDevice)
 	if err := os.Remove(records(b)[0]); err != nil {
 		t.Fatal(err)
 	}
-	b.Refuses(m, b.Path("staging"), mounter.ErrDevice)
+	b.Refused(m, b.Path("staging"), mounter.ErrDevice)
 	if sumOf(b, "disk") != before {
 		t.Error("the disk was changed")
 	}
@@ -788,7 +788,7 @@ func TestARecordDestroysNothingThatIsNoFormat(t *testing.T) {
 			dieIn(b, m, dying["before it begins"].script)
 			use(b, m)
 			before := sumOf(b, "disk")
-			b.Refuses(m, b.Path("staging"), mounter.ErrDevice)
+			b.Refused(m, b.Path("staging"), mounter.ErrDevice)
 			if sumOf(b, "disk") != before {
 				t.Error("the disk has changed")
 			}
@@ -798,7 +798,7 @@ func TestARecordDestroysNothingThatIsNoFormat(t *testing.T) {
 
 func TestADiskThatIsNotAttachedIsRefused(t *testing.T) {
 	b := linuxtest.NewLoopBench(t)
-	b.Refuses(mounter.Mount{Kind: mounter.BlockDevice, FSType: "ext4", Serial: "serial"}, b.Path("staging"),
+	b.Refused(mounter.Mount{Kind: mounter.BlockDevice, FSType: "ext4", Serial: "serial"}, b.Path("staging"),
 		mounter.ErrDevice)
 }
 
@@ -813,7 +813,7 @@ func TestMkfsRunsOnlyOnABlankDevice(t *testing.T) {
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	before := sumOf(b, "disk")
-	b.Refuses(m, b.Path("staging"), mounter.ErrDevice)
+	b.Refused(m, b.Path("staging"), mounter.ErrDevice)
 	p := disk.NewPrograms(b.Host.(*linux.Host).Disks, "ext4", false)
 	if _, err := p.Command("mkfs.ext4", m.Source).CombinedOutput(); !errors.Is(err, mounter.ErrDevice) {
 		t.Errorf("mkfs = %v, want ErrDevice", err)

@@ -53,7 +53,7 @@ func TestMountRejectsAReplacedDisk(t *testing.T) {
 			linuxtest.RunTool(t, "losetup", "--detach", m.Source)
 			attach("other")
 			before := sumOf(b, "other")
-			b.Refuses(m, staging, mounter.ErrDevice)
+			b.Refused(m, staging, mounter.ErrDevice)
 			if sumOf(b, "other") != before {
 				t.Error("the other disk was changed")
 			}

@@ -149,7 +149,7 @@ func TestFailedFormatOfABlankDiskLeavesNoRecord(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Setenv("PATH", dir+":"+path)
-			b.Refuses(m, b.Path("staging"), mounter.ErrFormat)
+			b.Refused(m, b.Path("staging"), mounter.ErrFormat)
 			if left := records(b); len(left) != tc.left {
 				t.Errorf("the records are %q, want %d", left, tc.left)
 			}

@@ -1,4 +1,3 @@
-// Package freeze freezes, thaws and trims the filesystems in images.
 package freeze
 
 import (

@@ -379,7 +379,7 @@ func TestManyFreezesAtOnce(t *testing.T) {
 			}
 			for range 3 { // each with its neighbor, in any order
 				pair := []string{images[i], images[(i+1)%len(images)]}
-				if err := b.Freeze(context.Background(), "", pair, linuxtest.Eternity, linuxtest.Nothing); err != nil {
+				if err := b.Freeze(context.Background(), "", pair, linuxtest.Eternity, nothing); err != nil {
 					t.Error(err)
 				}
 			}
@@ -412,7 +412,7 @@ func TestTheDataIsWrittenOutBeforeTheLock(t *testing.T) {
 	}
 	frozen := make(chan error, 1)
 	go func() {
-		frozen <- b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing)
+		frozen <- b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, nothing)
 	}()
 	await.True(t, "the data is in the image, whose lock is held", func() bool {
 		data, err := os.ReadFile(m.Source)
@@ -453,7 +453,7 @@ func TestTheDriverThawsWhenTheHelperDies(t *testing.T) {
 		failing, err := b.Failing()
 		return err == nil && len(failing) == 0
 	})
-	if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
+	if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, nothing); err != nil {
 		t.Errorf("the next Freeze = %v", err)
 	}
 	w.End()
@@ -517,7 +517,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 				t.Errorf("Failing = %+v, %v, want Stalled for the image only", failing, err)
 			}
 			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity,
-				linuxtest.Nothing); !errors.Is(err,
+				nothing); !errors.Is(err,
 				mounter.ErrStalled) {
 				t.Errorf("the next Freeze = %v, want ErrStalled", err)
 			}
@@ -525,7 +525,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 				t.Errorf("Grow = %v, want ErrStalled", err)
 			}
 			if err := b.Freeze(context.Background(), "", []string{other.Source}, linuxtest.Eternity,
-				linuxtest.Nothing); err != nil {
+				nothing); err != nil {
 				t.Errorf("Freeze of the other image = %v", err)
 			}
 			if err := b.Grow(context.Background(), other, b.Path("other")); err != nil {
@@ -539,7 +539,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			if isFrozen(t, b.Path("staging")) {
 				t.Error("it is frozen now")
 			}
-			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, nothing); err != nil {
 				t.Errorf("Freeze after the write has ended = %v", err)
 			}
 			w.End()
@@ -560,14 +560,14 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 	var done []func()
 	for i := range tool.MaxStalled {
 		if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity,
-			linuxtest.Nothing); err != nil {
+			nothing); err != nil {
 			t.Fatalf("with %d images that hang: %v", i, err)
 		}
 		done = append(done, l.Tools.Stalls.Add(fmt.Sprint(i), tree.Backing{Ino: uint64(i)}, "a", "a write hangs"))
 	}
 	for what, call := range map[string]func() error{
 		"Freeze": func() error {
-			return b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity, linuxtest.Nothing)
+			return b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity, nothing)
 		},
 		"Grow": func() error { return b.Grow(context.Background(), hostile, b.Path("staging")) },
 	} {
@@ -577,7 +577,7 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 	}
 	for _, tenant := range []string{"b", ""} {
 		if err := b.Freeze(context.Background(), tenant, []string{innocent.Source}, linuxtest.Eternity,
-			linuxtest.Nothing); err != nil {
+			nothing); err != nil {
 			t.Errorf("Freeze of tenant %q = %v", tenant, err)
 		}
 	}
@@ -586,7 +586,7 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 	}
 	done[0]()
 	if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity,
-		linuxtest.Nothing); err != nil {
+		nothing); err != nil {
 		t.Errorf("Freeze after one of them has ended = %v", err)
 	}
 	b.MustUnmount(b.Path("staging"), b.Path("other"))
@@ -601,7 +601,7 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	write := hang.Write(t, b.Path("staging", "hangs"))
 	l.Freezer.Freezers.Max = 1
 	if err := b.Freeze(context.Background(), "a", []string{m.Source}, 200*time.Millisecond,
-		linuxtest.Nothing); !errors.Is(err,
+		nothing); !errors.Is(err,
 		mounter.ErrThawed) {
 		t.Fatalf("Freeze = %v, want ErrThawed", err)
 	}
@@ -611,7 +611,7 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	other := b.Image("other", "ext4")
 	b.MustMount(other, b.Path("other"))
 	if err := b.Freeze(context.Background(), "b", []string{other.Source}, linuxtest.Eternity,
-		linuxtest.Nothing); !errors.Is(err,
+		nothing); !errors.Is(err,
 		mounter.ErrStalled) {
 		t.Errorf("Freeze without a helper = %v, want ErrStalled", err)
 	}
@@ -649,7 +649,7 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 			})
 			for _, call := range []func() error{
 				func() error {
-					return b.Freeze(context.Background(), "", []string{m.Source}, 200*time.Millisecond, linuxtest.Nothing)
+					return b.Freeze(context.Background(), "", []string{m.Source}, 200*time.Millisecond, nothing)
 				},
 				func() error { return b.Grow(context.Background(), m, b.Path("staging")) },
 			} {
@@ -658,7 +658,7 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 				}
 			}
 			if err := b.Freeze(context.Background(), "", []string{other.Source}, linuxtest.Eternity,
-				linuxtest.Nothing); err != nil {
+				nothing); err != nil {
 				t.Errorf("Freeze of the other image = %v", err)
 			}
 			listing.Release()
@@ -669,7 +669,7 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 				failing, err := b.Failing()
 				return err == nil && len(failing) == 0
 			})
-			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, nothing); err != nil {
 				t.Errorf("Freeze after the listing has ended = %v", err)
 			}
 			b.MustUnmount(b.Path("staging"), b.Path("other"))

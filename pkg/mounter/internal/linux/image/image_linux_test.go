@@ -206,8 +206,8 @@ func TestImagesAreMounted(t *testing.T) {
 				if got, err := b.OtherTargets(ctx, staging); err != nil || !slices.Equal(got, []string{one, two}) {
 					t.Errorf("restarted %v: OtherTargets = %v, %v", restarted, got, err)
 				}
-				b.Refuses(other, staging, mounter.ErrConflict)
-				b.Refuses(mounter.Mount{Kind: mounter.Image, Source: m.Source, FSType: fsType, Sector: 512}, staging,
+				b.Refused(other, staging, mounter.ErrConflict)
+				b.Refused(mounter.Mount{Kind: mounter.Image, Source: m.Source, FSType: fsType, Sector: 512}, staging,
 					mounter.ErrConflict)
 				b.MustMount(m, staging)
 			}
@@ -314,8 +314,8 @@ func TestDiskIsMountedAsABlockDevice(t *testing.T) {
 	}
 	readOnly := m
 	readOnly.ReadOnly = true
-	b.Refuses(readOnly.BindFrom(staging), two, mounter.ErrReadOnly)
-	b.Refuses(readOnly.BindFrom(staging), one, mounter.ErrConflict)
+	b.Refused(readOnly.BindFrom(staging), two, mounter.ErrReadOnly)
+	b.Refused(readOnly.BindFrom(staging), one, mounter.ErrConflict)
 	if linuxtest.Exists(two) {
 		t.Error("a refused target is left")
 	}
@@ -480,7 +480,7 @@ func TestMountRejectsADeviceWithAPartOfTheImage(t *testing.T) {
 	if err != nil {
 		t.Fatalf("losetup: %v, %s", err, out)
 	}
-	b.Refuses(m, b.Path("staging"), mounter.ErrConflict)
+	b.Refused(m, b.Path("staging"), mounter.ErrConflict)
 	if out, err := exec.Command("losetup", "-d", strings.TrimSpace(string(out))).CombinedOutput(); err != nil {
 		t.Errorf("losetup: %v, %s", err, out)
 	}
@@ -514,7 +514,7 @@ func TestDiskStagedReadOnly(t *testing.T) {
 	b.MustMount(m, b.Path("staging"))
 	writable := m
 	writable.ReadOnly = false
-	b.Refuses(writable.BindFrom(b.Path("staging")), b.Path("one"), mounter.ErrReadOnly)
+	b.Refused(writable.BindFrom(b.Path("staging")), b.Path("one"), mounter.ErrReadOnly)
 	b.MustMount(m.BindFrom(b.Path("staging")), b.Path("one"))
 	b.MustUnmount(b.Path("one"), b.Path("staging"))
 }

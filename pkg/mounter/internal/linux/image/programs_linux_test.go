@@ -83,7 +83,7 @@ func TestUnkillableProgramMakesTheImageStalled(t *testing.T) {
 	if err != nil || all[m.Source].Kind != mounter.Stalled || !strings.Contains(all[m.Source].Message, "mkfs.ext4") {
 		t.Errorf("the image is in the state %+v, %v, want Stalled by mkfs.ext4", all, err)
 	}
-	b.Refuses(m, b.Path("staging"), mounter.ErrStalled)
+	b.Refused(m, b.Path("staging"), mounter.ErrStalled)
 	if err := b.RenewUUID(m); !errors.Is(err, mounter.ErrStalled) {
 		t.Errorf("NewUUID = %v, want ErrStalled", err)
 	}

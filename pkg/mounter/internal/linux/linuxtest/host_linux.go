@@ -1,5 +1,3 @@
-// Package linuxtest has the parts of a Host of Linux for the tests of its packages. A test package calls
-// Main in its TestMain.
 package linuxtest
 
 import (
@@ -33,7 +31,8 @@ func Main(m *testing.M) {
 	noNamespace = namespace.Enter()
 	code := m.Run()
 	if freezerDir != "" {
-		os.RemoveAll(freezerDir)
+		os.Remove(filepath.Join(freezerDir, "freezer"))
+		os.Remove(freezerDir)
 	}
 	os.Exit(code)
 }

@@ -81,7 +81,7 @@ func TestDevicesAreTuned(t *testing.T) {
 			wantTuned(b, "attached so", true, 64<<10)
 			b.MustUnmount(b.Path("staging"))
 			m.ReadAhead = -1
-			b.Refuses(m, b.Path("staging"), fs.ErrInvalid)
+			b.Refused(m, b.Path("staging"), fs.ErrInvalid)
 		})
 	}
 }
