@@ -379,7 +379,7 @@ func TestManyFreezesAtOnce(t *testing.T) {
 			}
 			for range 3 { // each with its neighbor, in any order
 				pair := []string{images[i], images[(i+1)%len(images)]}
-				if err := b.Freeze(context.Background(), "", pair, linuxtest.Eternity, nothing); err != nil {
+				if err := b.Freeze(context.Background(), "", pair, linuxtest.Eternity, linuxtest.Nothing); err != nil {
 					t.Error(err)
 				}
 			}
@@ -412,7 +412,7 @@ func TestTheDataIsWrittenOutBeforeTheLock(t *testing.T) {
 	}
 	frozen := make(chan error, 1)
 	go func() {
-		frozen <- b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, nothing)
+		frozen <- b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing)
 	}()
 	await.True(t, "the data is in the image, whose lock is held", func() bool {
 		data, err := os.ReadFile(m.Source)
@@ -453,7 +453,7 @@ func TestTheDriverThawsWhenTheHelperDies(t *testing.T) {
 		failing, err := b.Failing()
 		return err == nil && len(failing) == 0
 	})
-	if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, nothing); err != nil {
+	if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
 		t.Errorf("the next Freeze = %v", err)
 	}
 	w.End()
@@ -539,7 +539,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			if isFrozen(t, b.Path("staging")) {
 				t.Error("it is frozen now")
 			}
-			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
 				t.Errorf("Freeze after the write has ended = %v", err)
 			}
 			w.End()
@@ -567,7 +567,7 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 	}
 	for what, call := range map[string]func() error{
 		"Freeze": func() error {
-			return b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity, nothing)
+			return b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity, linuxtest.Nothing)
 		},
 		"Grow": func() error { return b.Grow(context.Background(), hostile, b.Path("staging")) },
 	} {
@@ -649,7 +649,7 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 			})
 			for _, call := range []func() error{
 				func() error {
-					return b.Freeze(context.Background(), "", []string{m.Source}, 200*time.Millisecond, nothing)
+					return b.Freeze(context.Background(), "", []string{m.Source}, 200*time.Millisecond, linuxtest.Nothing)
 				},
 				func() error { return b.Grow(context.Background(), m, b.Path("staging")) },
 			} {
@@ -669,7 +669,7 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 				failing, err := b.Failing()
 				return err == nil && len(failing) == 0
 			})
-			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing); err != nil {
 				t.Errorf("Freeze after the listing has ended = %v", err)
 			}
 			b.MustUnmount(b.Path("staging"), b.Path("other"))

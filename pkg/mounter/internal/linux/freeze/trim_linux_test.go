@@ -146,7 +146,7 @@ func TestTrimGivesWay(t *testing.T) {
 			return b.Grow(context.Background(), m, path)
 		},
 		"Freeze": func(b *linuxtest.Bench, m mounter.Mount, _ string) error {
-			return b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, nothing)
+			return b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity, linuxtest.Nothing)
 		},
 		"none": func(*linuxtest.Bench, mounter.Mount, string) error { return nil },
 	} {

@@ -1,6 +1,7 @@
 package linuxtest
 
 import (
+	"context"
 	"testing"
 
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -54,3 +55,6 @@ func Exists(path string) bool { return mountercontract.Exists(path) }
 
 // SparseCopy copies a file without its holes.
 func SparseCopy(from, to string) error { return mountercontract.SparseCopy(from, to) }
+
+// Nothing copies nothing during a freeze.
+func Nothing(context.Context) error { return nil }
