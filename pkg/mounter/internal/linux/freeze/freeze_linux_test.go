@@ -517,7 +517,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 				t.Errorf("Failing = %+v, %v, want Stalled for the image only", failing, err)
 			}
 			if err := b.Freeze(context.Background(), "", []string{m.Source}, linuxtest.Eternity,
-				nothing); !errors.Is(err,
+				linuxtest.Nothing); !errors.Is(err,
 				mounter.ErrStalled) {
 				t.Errorf("the next Freeze = %v, want ErrStalled", err)
 			}
@@ -525,7 +525,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 				t.Errorf("Grow = %v, want ErrStalled", err)
 			}
 			if err := b.Freeze(context.Background(), "", []string{other.Source}, linuxtest.Eternity,
-				nothing); err != nil {
+				linuxtest.Nothing); err != nil {
 				t.Errorf("Freeze of the other image = %v", err)
 			}
 			if err := b.Grow(context.Background(), other, b.Path("other")); err != nil {
@@ -560,7 +560,7 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 	var done []func()
 	for i := range tool.MaxStalled {
 		if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity,
-			nothing); err != nil {
+			linuxtest.Nothing); err != nil {
 			t.Fatalf("with %d images that hang: %v", i, err)
 		}
 		done = append(done, l.Tools.Stalls.Add(fmt.Sprint(i), tree.Backing{Ino: uint64(i)}, "a", "a write hangs"))
@@ -577,7 +577,7 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 	}
 	for _, tenant := range []string{"b", ""} {
 		if err := b.Freeze(context.Background(), tenant, []string{innocent.Source}, linuxtest.Eternity,
-			nothing); err != nil {
+			linuxtest.Nothing); err != nil {
 			t.Errorf("Freeze of tenant %q = %v", tenant, err)
 		}
 	}
@@ -586,7 +586,7 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 	}
 	done[0]()
 	if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, linuxtest.Eternity,
-		nothing); err != nil {
+		linuxtest.Nothing); err != nil {
 		t.Errorf("Freeze after one of them has ended = %v", err)
 	}
 	b.MustUnmount(b.Path("staging"), b.Path("other"))
@@ -601,7 +601,7 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	write := hang.Write(t, b.Path("staging", "hangs"))
 	l.Freezer.Freezers.Max = 1
 	if err := b.Freeze(context.Background(), "a", []string{m.Source}, 200*time.Millisecond,
-		nothing); !errors.Is(err,
+		linuxtest.Nothing); !errors.Is(err,
 		mounter.ErrThawed) {
 		t.Fatalf("Freeze = %v, want ErrThawed", err)
 	}
@@ -611,7 +611,7 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	other := b.Image("other", "ext4")
 	b.MustMount(other, b.Path("other"))
 	if err := b.Freeze(context.Background(), "b", []string{other.Source}, linuxtest.Eternity,
-		nothing); !errors.Is(err,
+		linuxtest.Nothing); !errors.Is(err,
 		mounter.ErrStalled) {
 		t.Errorf("Freeze without a helper = %v, want ErrStalled", err)
 	}
@@ -658,7 +658,7 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 				}
 			}
 			if err := b.Freeze(context.Background(), "", []string{other.Source}, linuxtest.Eternity,
-				nothing); err != nil {
+				linuxtest.Nothing); err != nil {
 				t.Errorf("Freeze of the other image = %v", err)
 			}
 			listing.Release()
