@@ -56,7 +56,7 @@ func driverFiles(t *testing.T) (files []string) {
 		t.Fatalf("go list: %v", err)
 	}
 	files = strings.Fields(string(out))
-	if !slices.ContainsFunc(files, func(f string) bool { return strings.HasSuffix(f, "/pkg/mounter/tool_linux.go") }) {
+	if !slices.ContainsFunc(files, func(f string) bool { return strings.HasSuffix(f, "/internal/linux/tool/tool_linux.go") }) {
 		t.Fatalf("the mounter is not among the driver's %d files", len(files))
 	}
 	return files
@@ -70,7 +70,7 @@ var runs = map[string]int{
 
 // methods are the mounter's methods that run a program, and the same index. Each takes the name as
 // its parameter called name.
-var methods = map[string]int{"tool": 3, "output": 4}
+var methods = map[string]int{"Run": 3, "Output": 4}
 
 // programs returns the programs that a file runs, with where, and the places where that cannot be
 // told.
@@ -149,7 +149,8 @@ func program(n ast.Node) ast.Expr {
 	return nil
 }
 
-// isMethod reports whether a function is in methods, a set of methods of the mounter's type linux.
+// isMethod reports whether a function is in methods, a set of methods of the mounter's type
+// tool.Runner.
 func isMethod(f *ast.FuncDecl) bool {
 	if _, ok := methods[f.Name.Name]; !ok || f.Recv == nil || len(f.Recv.List) != 1 {
 		return false
@@ -159,7 +160,7 @@ func isMethod(f *ast.FuncDecl) bool {
 		return false
 	}
 	receiver, ok := pointer.X.(*ast.Ident)
-	return ok && receiver.Name == "linux"
+	return ok && receiver.Name == "Runner"
 }
 
 func isCmd(t ast.Expr) bool {

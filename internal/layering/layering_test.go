@@ -31,6 +31,9 @@ var kubernetes = []string{
 	"github.com/container-storage-interface/spec", "github.com/kubernetes-csi/external-snapshotter", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync",
 }
 
+// linuxHalf is the mounter of Linux.
+const linuxHalf = "pkg/mounter/internal/linux"
+
 // rooms lists, for the non-test files of a package, the permitted imports beside the standard
 // library, by prefix, and the forbidden imports of the standard library.
 var rooms = map[string]struct{ may, not []string }{
@@ -63,7 +66,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/winetest":                    {nil, logging},
 	"pkg/volumeid":                         {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/mounter":                          {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", "github.com/moby/sys", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath", module + "pkg/mounter/internal/inflight", module + "pkg/mounter/internal/keylock", module + "pkg/mounter/internal/options", module + "pkg/mounter/internal/paths", module + "pkg/mounter/internal/signature"}, logging}, // mkfs and e2fsck are programs
-	"pkg/mounter/host":                     {[]string{module + "pkg/mounter", module + "pkg/mounter/internal/links/win", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
+	"pkg/mounter/host":                     {[]string{module + "pkg/mounter", module + linuxHalf, module + "pkg/mounter/internal/links/win", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
 	"pkg/mounter/mountertest":              {[]string{module + "pkg/mounter", module + "pkg/mounter/internal/keylock", module + "pkg/mounter/internal/links", module + "pkg/mounter/internal/options", module + "pkg/mounter/internal/paths", module + "pkg/mounter/internal/signature"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend":                          {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/backendtest":              {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
@@ -76,6 +79,18 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/mounter/internal/options":         {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/mounter/internal/paths":           {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/mounter/internal/signature":       {nil, append([]string{"os/exec"}, logging...)},
+	// The Linux half of the mounter. References run linux → image, disk, cifs, freeze → filesystem → tool,
+	// loop → tree.
+	linuxHalf:                 {[]string{"golang.org/x/sys", "github.com/moby/sys", module + "internal/crashpoint", module + "internal/helper", module + linuxHalf, module + "pkg/mounter/internal/inflight", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	linuxHalf + "/tree":       {[]string{"golang.org/x/sys", "github.com/moby/sys", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	linuxHalf + "/tool":       {[]string{"golang.org/x/sys", module + "internal/helper", module + linuxHalf + "/tree", module + "pkg/mounter"}, logging},
+	linuxHalf + "/loop":       {[]string{"golang.org/x/sys", "github.com/moby/sys", module + linuxHalf + "/tree", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	linuxHalf + "/filesystem": {[]string{"golang.org/x/sys", module + "internal/fair", module + "internal/helper", module + linuxHalf + "/tool", module + linuxHalf + "/tree", module + "pkg/mounter"}, logging},
+	linuxHalf + "/image":      {[]string{"golang.org/x/sys", module + "internal/crashpoint", module + "internal/fair", module + linuxHalf + "/filesystem", module + linuxHalf + "/loop", module + linuxHalf + "/tool", module + linuxHalf + "/tree", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	linuxHalf + "/freeze":     {[]string{"golang.org/x/sys", "github.com/moby/sys", module + "internal/atomicfile", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/helper", module + "internal/regular", module + linuxHalf + "/loop", module + linuxHalf + "/tool", module + linuxHalf + "/tree", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	linuxHalf + "/disk":       {[]string{"golang.org/x/sys", "github.com/moby/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", module + "internal/atomicfile", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/regular", module + linuxHalf + "/filesystem", module + linuxHalf + "/loop", module + linuxHalf + "/tool", module + linuxHalf + "/tree", module + "pkg/mounter"}, logging},
+	linuxHalf + "/cifs":       {[]string{"golang.org/x/sys", "github.com/moby/sys", module + "internal/fair", module + "internal/helper", module + linuxHalf + "/tree", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	linuxHalf + "/linuxtest":  {[]string{"golang.org/x/sys", "k8s.io/klog/v2", "github.com/moby/sys", module + "internal", module + "pkg/mounter"}, nil},
 	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"},
 		append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/copier":  {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
@@ -121,10 +136,26 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/dacl", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // host.IsFilesystem
 }
 
+// linuxParts returns the import paths of parts of the mounter of Linux.
+func linuxParts(names ...string) (all []string) {
+	for _, name := range names {
+		all = append(all, module+linuxHalf+"/"+name)
+	}
+	return all
+}
+
 // never are imports that even a wide prefix above does not allow.
 var never = map[string][]string{
-	"pkg/csidriver": {module + "pkg/backend/"},
-	"pkg/driver":    {module + "pkg/backend/"},
+	linuxHalf + "/tree":       linuxParts("tool", "loop", "filesystem", "image", "freeze", "disk", "cifs", "linuxtest"),
+	linuxHalf + "/tool":       linuxParts("loop", "filesystem", "image", "freeze", "disk", "cifs", "linuxtest"),
+	linuxHalf + "/loop":       linuxParts("tool", "filesystem", "image", "freeze", "disk", "cifs", "linuxtest"),
+	linuxHalf + "/filesystem": linuxParts("loop", "image", "freeze", "disk", "cifs", "linuxtest"),
+	linuxHalf + "/image":      linuxParts("freeze", "disk", "cifs", "linuxtest"),
+	linuxHalf + "/freeze":     linuxParts("image", "disk", "cifs", "linuxtest"),
+	linuxHalf + "/disk":       linuxParts("image", "freeze", "cifs", "linuxtest"),
+	linuxHalf + "/cifs":       linuxParts("loop", "tool", "filesystem", "image", "freeze", "disk", "linuxtest"),
+	"pkg/csidriver":           {module + "pkg/backend/"},
+	"pkg/driver":              {module + "pkg/backend/"},
 }
 
 type pkg struct {

@@ -20,21 +20,6 @@ func (m maker) MakeImage(_ context.Context, path string, size int64, fsType stri
 	return errors.Join(os.WriteFile(path, []byte(fsType), 0o600), os.Truncate(path, size))
 }
 
-// TestCreateImageReportsAFullDisk: the error of a mkfs has no errno. The disk is of this test:
-// fallocate(2) fills it before it fails, and other tests would find theirs full.
-func TestCreateImageReportsAFullDisk(t *testing.T) {
-	dir := newRealBench(t).storage
-	const tooLarge = 1 << 30 // bytes
-	mkfs := maker{errors.New("a mkfs on a full disk")}
-	err := CreateImage(context.Background(), mkfs, filepath.Join(dir, "image"), tooLarge, "ext4")
-	if !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("CreateImage = %v, want ENOSPC", err)
-	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("it leaves %v, %v", left, err)
-	}
-}
-
 func TestCreateImage(t *testing.T) {
 	const size = 1 << 20
 	dir := t.TempDir()

@@ -32,19 +32,22 @@ type suite struct {
 	SELinux bool   // runs only with -selinux
 }
 
+// linux has the mounter of Linux, below the module.
+const linux = "pkg/mounter/internal/linux"
+
 // suites are the tests that run in the guest. It is as slow as a machine of ten years ago: write
 // little.
 var suites = []suite{
 	{Package: "pkg/backend/internal/quota", Run: "Project|^TestGroups|Struct|Numbers"},
 	{Package: "pkg/backend/hostpath", Run: "^TestProjects"},
 	// With CAP_SYS_RESOURCE, which not every root has, and with the disks.
-	{Package: "pkg/mounter",
-		Run: "^(TestImagesGrow|TestAMountedDeviceGrows|" +
-			"TestAnExt4GrowsBefore.*|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
-	{Package: "pkg/mounter", Run: "^TestShares$"},
+	{Package: linux + "/image", Run: "^TestImagesGrow$/^ext4"},
+	{Package: linux + "/disk",
+		Run: "^(TestAMountedDeviceGrows|TestAnExt4GrowsBefore.*|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
+	{Package: linux + "/cifs", Run: "^TestShares$"},
 	{Package: "cmd/driver", Run: "^TestSharesPassSanity$"},
 	{Package: "pkg/backend/smb", Run: "^TestNode$", Long: true},
-	{Package: "pkg/mounter", Run: "^TestLabelsOfSELinux$", SELinux: true},
+	{Package: linux, Run: "^TestLabelsOfSELinux$", SELinux: true},
 }
 
 // modules are the kernel modules that tests need, without their dependencies.

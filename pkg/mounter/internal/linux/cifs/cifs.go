@@ -1,0 +1,2 @@
+// Package cifs mounts shares of SMB servers.
+package cifs

@@ -1,0 +1,2 @@
+// Package freeze freezes, thaws and trims the filesystems in images.
+package freeze

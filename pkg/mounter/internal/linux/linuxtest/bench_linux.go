@@ -1,0 +1,60 @@
+package linuxtest
+
+import (
+	"context"
+	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/mountercontract"
+)
+
+// Eternity is a limit that no test reaches, unless the test is stalled.
+const Eternity = mountercontract.Eternity
+
+// Bench is a bench with a Host of Linux.
+type Bench struct{ *mountercontract.Bench }
+
+// NewBench returns a bench with a Host, for a single test.
+func NewBench(t *testing.T, newHost func(dir string) mounter.Host) *Bench {
+	return &Bench{mountercontract.NewBench(t, newHost)}
+}
+
+// contractBench returns newBench as the suites of the contract take it.
+func contractBench(newBench func(t *testing.T) *Bench) func(t *testing.T) *mountercontract.Bench {
+	return func(t *testing.T) *mountercontract.Bench { return newBench(t).Bench }
+}
+
+// Contract tests the contract of every Host.
+func Contract(t *testing.T, newBench func(t *testing.T) *Bench) {
+	mountercontract.TestMounter(t, contractBench(newBench))
+}
+
+// ImageContract tests the contract of every Host for images that image makes.
+func ImageContract(
+	t *testing.T, newBench func(t *testing.T) *Bench, image func(b *Bench, name, fsType string) mounter.Mount,
+) {
+	mountercontract.TestImages(t, contractBench(newBench), func(b *mountercontract.Bench, name,
+		fsType string) mounter.Mount {
+		return image(&Bench{b}, name, fsType)
+	})
+}
+
+// ContractOfImageFiles tests the contract of every Host for the making and growing of images.
+func ContractOfImageFiles(t *testing.T, newBench func(t *testing.T) *Bench, fsTypes ...string) {
+	mountercontract.TestImageFiles(t, contractBench(newBench), fsTypes...)
+}
+
+// LinuxFSTypes are the filesystems that an Image may have on Linux.
+func LinuxFSTypes() []string { return mountercontract.LinuxFSTypes() }
+
+// Mkdir makes a directory, and its parents.
+func Mkdir(t *testing.T, path string) { mountercontract.MakeDir(t, path) }
+
+// Exists reports whether a file is at a path.
+func Exists(path string) bool { return mountercontract.Exists(path) }
+
+// SparseCopy copies a file without its holes.
+func SparseCopy(from, to string) error { return mountercontract.SparseCopy(from, to) }
+
+// Nothing copies nothing during a freeze.
+func Nothing(context.Context) error { return nil }
