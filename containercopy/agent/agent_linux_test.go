@@ -36,6 +36,7 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/quota"
 	"github.com/causeway-csi/causeway/containercopy/stream"
 	"github.com/causeway-csi/causeway/containercopy/wire"
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 var workers string
@@ -108,13 +109,12 @@ func newWorld(t *testing.T, change ...func(c *Config)) *world {
 	t.Cleanup(func() {
 		w.Agent.Close()
 		w.server.Close()
-		for i := 0; w.slots.State().Copies+w.slots.State().Stuck > 0; i++ {
-			if i > 1000 {
-				t.Errorf("left: %+v", w.slots.State())
-				return
+		await.NoError(t, "no copy is left", func() error {
+			if left := w.slots.State(); left.Copies+left.Stuck > 0 {
+				return fmt.Errorf("left: %+v", left)
 			}
-			time.Sleep(10 * time.Millisecond)
-		}
+			return nil
+		})
 	})
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

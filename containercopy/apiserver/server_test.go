@@ -43,6 +43,7 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/archive"
 	copystream "github.com/causeway-csi/causeway/containercopy/stream"
 	"github.com/causeway-csi/causeway/containercopy/wire"
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
@@ -375,18 +376,16 @@ func TestStaticPods(t *testing.T) {
 // wantEvent awaits an audit event with the ID of a copy.
 func (s *scene) wantEvent(t *testing.T, id string) {
 	t.Helper()
-	for range 100 {
+	await.True(t, "an audit event has the copy "+id, func() bool {
 		s.events.mu.Lock()
+		defer s.events.mu.Unlock()
 		for _, e := range s.events.all {
 			if e.Annotations["copy.causeway.dev/copy-id"] == id && e.Annotations["copy.causeway.dev/container-id"] != "" && e.User.Username == "exec-me" {
-				s.events.mu.Unlock()
-				return
+				return true
 			}
 		}
-		s.events.mu.Unlock()
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Errorf("no audit event has the copy %s", id)
+		return false
+	})
 }
 
 func TestACopyToAContainer(t *testing.T) {
@@ -567,16 +566,12 @@ func TestWait(t *testing.T) {
 	if stream == nil {
 		t.Fatalf("%+v", answer)
 	}
-	for { // the handler has begun
+	await.True(t, "the handler has begun", func() bool {
 		s.agent.mu.Lock()
-		n := len(s.agent.heads)
-		s.agent.mu.Unlock()
-		if n > 0 {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
-	limited, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer s.agent.mu.Unlock()
+		return len(s.agent.heads) > 0
+	})
+	limited, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if err := s.copies.Wait(limited); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Wait with a stream = %v", err)

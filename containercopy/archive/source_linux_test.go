@@ -13,9 +13,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // openPath opens an O_PATH descriptor until the end of the test.
@@ -149,7 +150,7 @@ const enough = 50
 // any number of tries.
 func race(t *testing.T, careless func() (outside bool), careful func() (outside, inside bool)) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	ctx := await.Context(t)
 	for escapes, successes, tries := 0, 0, 0; escapes < enough || successes < enough || tries < 20*enough; tries++ {
 		if careless() {
 			escapes++
@@ -161,7 +162,7 @@ func race(t *testing.T, careless func() (outside bool), careful func() (outside,
 		if inside {
 			successes++
 		}
-		if time.Now().After(deadline) {
+		if ctx.Err() != nil {
 			t.Fatalf("of %d tries, careless code was outside in %d and careful code inside in %d: too few to prove anything",
 				tries, escapes, successes)
 		}

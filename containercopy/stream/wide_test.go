@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // counting counts the writes of a connection.
@@ -162,19 +164,15 @@ func TestAPeerThatReadsNothing(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		wrote, err := Pass(up, front, 50*time.Millisecond)
+		wrote, err := Pass(up, front, time.Second)
 		if !wrote {
 			err = fmt.Errorf("an error of the reader: %w", err)
 		}
 		ended <- err
 	}()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, os.ErrDeadlineExceeded) || strings.Contains(err.Error(), "reader") {
-			t.Errorf("Pass = %v, want a write that exceeds its deadline", err)
-		}
-	case <-time.After(30 * time.Second):
-		t.Error("Pass waits for a peer that reads nothing")
+	err := await.Receive(t, "Pass ends, beside a peer that reads nothing", ended)
+	if !errors.Is(err, os.ErrDeadlineExceeded) || strings.Contains(err.Error(), "reader") {
+		t.Errorf("Pass = %v, want a write that exceeds its deadline", err)
 	}
 }
 

@@ -142,8 +142,9 @@ func (c container) start(t *testing.T, user string, command ...string) *kepLog {
 // within waits until something is so, and fails with the log.
 func within(t *testing.T, log *kepLog, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
+	end, limited := t.Deadline()
+	for end = end.Add(-20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
+		if limited && time.Now().After(end) {
 			t.Fatalf("it never came to be that %s:\n%s", what, log)
 		}
 	}

@@ -210,51 +210,52 @@ func TestANodeWithoutAnAddress(t *testing.T) {
 }
 
 func TestWithoutARequirementTheNodeHasMostRoom(t *testing.T) {
-	c := newCluster(t, "a", "b", "c")
-	// one filesystem: only the reserved bytes differ
-	for node, size := range map[string]int64{"a": 1 << 30, "b": 0, "c": 1 << 31} {
-		if size == 0 {
-			continue
+	simulate(t, func(t *testing.T, c *cluster) {
+		// only the reserved bytes differ
+		for node, size := range map[string]int64{"a": 1 << 30, "b": 0, "c": 1 << 31} {
+			if size == 0 {
+				continue
+			}
+			req := create("filler "+node, node)
+			req.CapacityRange.RequiredBytes = size
+			if _, err := c.CreateVolume(context.Background(), req); err != nil {
+				t.Fatal(err)
+			}
 		}
-		req := create("filler "+node, node)
-		req.CapacityRange.RequiredBytes = size
-		if _, err := c.CreateVolume(context.Background(), req); err != nil {
-			t.Fatal(err)
+		where := func(name string) string {
+			t.Helper()
+			resp, err := c.CreateVolume(context.Background(), create(name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp.GetVolume().GetAccessibleTopology()[0].GetSegments()[testKey]
 		}
-	}
-	where := func(name string) string {
-		t.Helper()
-		resp, err := c.CreateVolume(context.Background(), create(name))
-		if err != nil {
-			t.Fatal(err)
+		if got := where("v"); got != "b" {
+			t.Errorf("it is on %s, and b has most room", got)
 		}
-		return resp.GetVolume().GetAccessibleTopology()[0].GetSegments()[testKey]
-	}
-	if got := where("v"); got != "b" {
-		t.Errorf("it is on %s, and b has most room", got)
-	}
-	c.nodes["b"].fails("CreateVolume", codes.ResourceExhausted)
-	if got := where("w"); got != "a" {
-		t.Errorf("with b full it is on %s, and a has more room than c", got)
-	}
-	c.nodes["b"].heals()
-	for range 2 {
+		c.nodes["b"].fails("CreateVolume", codes.ResourceExhausted)
 		if got := where("w"); got != "a" {
-			t.Errorf("once more it is on %s, and was on a", got)
+			t.Errorf("with b full it is on %s, and a has more room than c", got)
 		}
-	}
-	for _, m := range c.nodes {
-		m.fails("CreateVolume", codes.ResourceExhausted)
-	}
-	_, err := c.CreateVolume(context.Background(), create("x"))
-	wantCode(t, err, codes.ResourceExhausted, "on b") // the reason of the node with the most space
-	c.nodes["c"].stop()
-	c.lost(2)
-	_, err = c.CreateVolume(context.Background(), create("x"))
-	wantCode(t, err, codes.Unavailable, "c (")
-	if ids := c.all(); len(ids) != 4 {
-		t.Errorf("there are %q", ids)
-	}
+		c.nodes["b"].heals()
+		for range 2 {
+			if got := where("w"); got != "a" {
+				t.Errorf("once more it is on %s, and was on a", got)
+			}
+		}
+		for _, m := range c.nodes {
+			m.fails("CreateVolume", codes.ResourceExhausted)
+		}
+		_, err := c.CreateVolume(context.Background(), create("x"))
+		wantCode(t, err, codes.ResourceExhausted, "on b") // the reason of the node with the most space
+		c.nodes["c"].stop()
+		c.lost(2)
+		_, err = c.CreateVolume(context.Background(), create("x"))
+		wantCode(t, err, codes.Unavailable, "c (")
+		if ids := c.all(); len(ids) != 4 {
+			t.Errorf("there are %q", ids)
+		}
+	}, "a", "b", "c")
 }
 
 func TestANameOfAnotherSizeIsFoundWhereItIs(t *testing.T) {

@@ -30,6 +30,7 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/internal/pod"
 	"github.com/causeway-csi/causeway/containercopy/stream"
 	"github.com/causeway-csi/causeway/containercopy/wire"
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
@@ -175,9 +176,9 @@ func TestTheProgram(t *testing.T) {
 }
 
 // get returns the body of a response, once the metrics have the copy.
-func get(t *testing.T, url string) string {
+func get(t *testing.T, url string) (page string) {
 	t.Helper()
-	for i := 0; ; i++ {
+	await.True(t, url+" has the copy", func() bool {
 		resp, err := http.Get(url)
 		if err != nil {
 			t.Fatal(err)
@@ -187,11 +188,11 @@ func get(t *testing.T, url string) string {
 		if err != nil || resp.StatusCode != http.StatusOK {
 			t.Fatal(resp.Status, err)
 		}
-		if i == 100 || !strings.Contains(string(body), "container_copy_in_flight 1") && (!strings.HasSuffix(url, "metrics") || strings.Contains(string(body), "operations_total{")) {
-			return string(body)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+		page = string(body)
+		return !strings.Contains(page, "container_copy_in_flight 1") &&
+			(!strings.HasSuffix(url, "metrics") || strings.Contains(page, "operations_total{"))
+	})
+	return page
 }
 
 // TestReadiness shows a node on which no copy can begin: the agent is not ready, and lives.

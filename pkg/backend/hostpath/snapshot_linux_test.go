@@ -48,6 +48,23 @@ func newRoot(t *testing.T, f testdisk.Filesystem) *world {
 	return w
 }
 
+// ownFilesystem mounts a filesystem in memory at an empty root: other programs fill and empty the
+// disk of the machine.
+func ownFilesystem(t *testing.T, root string) {
+	t.Helper()
+	if noNamespace != nil {
+		return
+	}
+	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=4g,mode=700"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(root, 0); err != nil {
+			t.Errorf("unmount %s: %v", root, err)
+		}
+	})
+}
+
 func TestHostpathKeepsTheContractWhereFilesShareBlocks(t *testing.T) {
 	for _, f := range testdisk.All {
 		if !f.Reflinks {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -134,7 +135,7 @@ func deletion(t *testing.T, objects ...*unstructured.Unstructured) (*Deletion, *
 		all.Volumes, all.Snapshots = slices.DeleteFunc(all.Volumes, gone), slices.DeleteFunc(all.Snapshots, gone)
 		return all, nil
 	}
-	return &Deletion{Search: *s, Wait: 200 * time.Millisecond, Poll: time.Millisecond, Log: t.Output()}, w
+	return &Deletion{Search: *s, Wait: time.Minute, Poll: time.Second, Log: t.Output()}, w
 }
 
 // list returns the objects of a kind.
@@ -164,259 +165,281 @@ var (
 )
 
 func TestOrphansAreDeleted(t *testing.T) {
-	d, w := deletion(t, without(all(), 1, 4)...)
-	for _, o := range []Orphan{lostVolume, lostSnapshot} {
-		if err := d.Delete(context.Background(), o); err != nil {
-			t.Errorf("%s: %v", o.What, err)
+	synctest.Test(t, func(t *testing.T) {
+		d, w := deletion(t, without(all(), 1, 4)...)
+		for _, o := range []Orphan{lostVolume, lostSnapshot} {
+			if err := d.Delete(context.Background(), o); err != nil {
+				t.Errorf("%s: %v", o.What, err)
+			}
 		}
-	}
-	if got := strings.Join(w.deleted, " "); got != v2+" "+s2 || len(w.reservations(t)) > 0 {
-		t.Errorf("deleted %s, left %v", got, w.reservations(t))
-	}
+		if got := strings.Join(w.deleted, " "); got != v2+" "+s2 || len(w.reservations(t)) > 0 {
+			t.Errorf("deleted %s, left %v", got, w.reservations(t))
+		}
+	})
 }
 
 // An object that names the orphan appears before any request of the deletion, in turn. The orphan is
 // saved if a list of the kind of that object follows before the policy is Delete. Otherwise it is
 // deleted. Nothing else happens, and no reservation is left.
 func TestAnObjectThatAppearsSavesItsVolume(t *testing.T) {
-	names := map[string]func(id string) *unstructured.Unstructured{
-		"a PersistentVolume": pv, "a content": content,
-		"a claim with an annotation": func(id string) *unstructured.Unstructured {
-			o := pvc("x", "Bound")
-			o.SetAnnotations(map[string]string{"keep": id})
-			return o
-		},
-		"a pending claim": func(string) *unstructured.Unstructured { return pvc("y", "Pending") },
-	}
-	resources := map[string]string{volumeKind: "persistentvolumes", contentKind: "volumesnapshotcontents", "PersistentVolumeClaim": "persistentvolumeclaims"}
-	for name, appears := range names {
-		for _, o := range []Orphan{lostVolume, lostSnapshot} {
-			saved, tooLate := 0, 0
-			for at := 0; ; at++ {
-				d, w := deletion(t, without(all(), 1, 4)...)
-				requests, committed, added, seen := 0, false, false, false
-				object := appears(o.ID)
-				resource := resources[object.GetKind()]
-				w.clients.Dynamic.PrependReactor("*", "*", func(a clienttesting.Action) (bool, kruntime.Object, error) {
-					if requests == at {
-						added = true
-						gvr := object.GroupVersionKind().GroupVersion().WithResource(resource)
-						if err := w.clients.Dynamic.Tracker().Create(gvr, object, object.GetNamespace()); err != nil {
-							t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		names := map[string]func(id string) *unstructured.Unstructured{
+			"a PersistentVolume": pv, "a content": content,
+			"a claim with an annotation": func(id string) *unstructured.Unstructured {
+				o := pvc("x", "Bound")
+				o.SetAnnotations(map[string]string{"keep": id})
+				return o
+			},
+			"a pending claim": func(string) *unstructured.Unstructured { return pvc("y", "Pending") },
+		}
+		resources := map[string]string{volumeKind: "persistentvolumes", contentKind: "volumesnapshotcontents", "PersistentVolumeClaim": "persistentvolumeclaims"}
+		for name, appears := range names {
+			for _, o := range []Orphan{lostVolume, lostSnapshot} {
+				saved, tooLate := 0, 0
+				for at := 0; ; at++ {
+					d, w := deletion(t, without(all(), 1, 4)...)
+					requests, committed, added, seen := 0, false, false, false
+					object := appears(o.ID)
+					resource := resources[object.GetKind()]
+					w.clients.Dynamic.PrependReactor("*", "*", func(a clienttesting.Action) (bool, kruntime.Object, error) {
+						if requests == at {
+							added = true
+							gvr := object.GroupVersionKind().GroupVersion().WithResource(resource)
+							if err := w.clients.Dynamic.Tracker().Create(gvr, object, object.GetNamespace()); err != nil {
+								t.Error(err)
+							}
 						}
+						requests++
+						if p, ok := a.(clienttesting.PatchAction); ok && strings.Contains(string(p.GetPatch()), `"Delete"`) {
+							committed = true
+						}
+						seen = seen || added && !committed && a.Matches("list", resource)
+						return false, nil, nil
+					})
+					err := d.Delete(context.Background(), o)
+					if !added {
+						break // the deletion has no more requests
 					}
-					requests++
-					if p, ok := a.(clienttesting.PatchAction); ok && strings.Contains(string(p.GetPatch()), `"Delete"`) {
-						committed = true
+					if seen {
+						saved++
+					} else {
+						tooLate++
 					}
-					seen = seen || added && !committed && a.Matches("list", resource)
-					return false, nil, nil
-				})
-				err := d.Delete(context.Background(), o)
-				if !added {
-					break // the deletion has no more requests
+					if seen != (err != nil) || seen == committed || seen == (len(w.deleted) > 0) || len(w.reservations(t)) > 0 {
+						t.Errorf("%s appears before request %d, seen %v: %v, committed %v, deleted %v, left %v", name, at, seen, err, committed,
+							w.deleted, w.reservations(t))
+					}
 				}
-				if seen {
-					saved++
-				} else {
-					tooLate++
+				if saved < 2*3 || tooLate < 2 {
+					t.Errorf("%s: saved %d, too late %d", name, saved, tooLate)
 				}
-				if seen != (err != nil) || seen == committed || seen == (len(w.deleted) > 0) || len(w.reservations(t)) > 0 {
-					t.Errorf("%s appears before request %d, seen %v: %v, committed %v, deleted %v, left %v", name, at, seen, err, committed,
-						w.deleted, w.reservations(t))
-				}
-			}
-			if saved < 2*3 || tooLate < 2 {
-				t.Errorf("%s: saved %d, too late %d", name, saved, tooLate)
 			}
 		}
-	}
+	})
 }
 
 // A sidecar that has not seen the content yet would remove it, and leave the snapshot.
 func TestAContentWithoutAStatusIsNotDeleted(t *testing.T) {
-	d, w := deletion(t, without(all(), 4)...)
-	w.lag = -1
-	err := d.Delete(context.Background(), lostSnapshot)
-	if err == nil || errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "handle in its status") || len(w.reservations(t)) > 0 {
-		t.Errorf("%v, left %v", err, w.reservations(t))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		d, w := deletion(t, without(all(), 4)...)
+		w.lag = -1
+		err := d.Delete(context.Background(), lostSnapshot)
+		if err == nil || errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "handle in its status") || len(w.reservations(t)) > 0 {
+			t.Errorf("%v, left %v", err, w.reservations(t))
+		}
+	})
 }
 
 // The end of the reservation is no proof: the list of the driver is.
 func TestADriverThatStillHoldsTheOrphanIsAnError(t *testing.T) {
-	for _, o := range []Orphan{lostVolume, lostSnapshot} {
-		d, w := deletion(t, without(all(), 1, 4)...)
-		w.lost = true
-		if err := d.Delete(context.Background(), o); err == nil || !strings.Contains(err.Error(), "still holds it") {
-			t.Errorf("%s: %v", o.What, err)
+	synctest.Test(t, func(t *testing.T) {
+		for _, o := range []Orphan{lostVolume, lostSnapshot} {
+			d, w := deletion(t, without(all(), 1, 4)...)
+			w.lost = true
+			if err := d.Delete(context.Background(), o); err == nil || !strings.Contains(err.Error(), "still holds it") {
+				t.Errorf("%s: %v", o.What, err)
+			}
+			d, _ = deletion(t, without(all(), 1, 4)...)
+			d.List = func(context.Context) (*inventory.Inventory, error) { return nil, errors.New("node-2 is away") }
+			if err := d.Delete(context.Background(), o); !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "node-2 is away") {
+				t.Errorf("%s: %v", o.What, err)
+			}
 		}
-		d, _ = deletion(t, without(all(), 1, 4)...)
-		d.List = func(context.Context) (*inventory.Inventory, error) { return nil, errors.New("node-2 is away") }
-		if err := d.Delete(context.Background(), o); !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "node-2 is away") {
-			t.Errorf("%s: %v", o.What, err)
-		}
-	}
+	})
 }
 
 // A run that is killed, or cannot reach the API server, after step 4 leaves the policy Delete.
 func TestAPolicyThatAnInterruptedRunLeftIsReset(t *testing.T) {
-	for _, o := range []Orphan{lostVolume, lostSnapshot} {
-		d, w := deletion(t, without(all(), 1, 4)...)
-		w.refuses = errors.New("Unavailable")
-		broken := false
-		w.clients.Dynamic.PrependReactor("*", "*", func(a clienttesting.Action) (bool, kruntime.Object, error) {
-			if p, ok := a.(clienttesting.PatchAction); ok && strings.Contains(string(p.GetPatch()), `"Retain"`) && !broken {
-				return true, nil, errors.New("connection refused")
-			}
-			return false, nil, nil
-		})
-		err := d.Delete(context.Background(), o)
-		if !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "kubectl causeway orphans again") || !strings.Contains(err.Error(), "may be left") {
-			t.Errorf("%s: %v", o.What, err)
-		}
-		broken = true
-		for _, want := range []string{"Delete", "Retain"} {
-			r, err := d.Find(context.Background())
-			if err != nil || len(r.Reservations) != 1 || r.Reservations[0].Policy != want {
-				t.Fatalf("%s: %+v, %v, want %s", o.What, r.Reservations, err, want)
-			}
-			d.Report = r
-			if err := d.Reset(context.Background()); err != nil || len(w.deleted) > 0 {
-				t.Errorf("%s: %v, deleted %v", o.What, err, w.deleted)
-			}
-		}
-	}
-}
-
-func TestNothingIsDeletedIfAKindIsGone(t *testing.T) {
-	for name, change := range map[string]func(w *sidecars){
-		"no content any more": func(w *sidecars) {
-			for _, o := range w.list(t, contents, contentKind) {
-				if err := w.clients.Dynamic.Tracker().Delete(contents, "", o.GetName()); err != nil {
-					t.Error(err)
-				}
-			}
-		},
-		"no group of snapshots any more": func(w *sidecars) {
-			w.clients.Kube.Resources = slices.DeleteFunc(w.clients.Kube.Resources, func(l *metav1.APIResourceList) bool {
-				return strings.HasPrefix(l.GroupVersion, "groupsnapshot")
-			})
-		},
-	} {
-		d, w := deletion(t, without(all(), 1, 5, 6)...)
-		var err error
-		if d.Report, err = d.Find(context.Background()); err != nil {
-			t.Fatal(err)
-		}
-		change(w)
-		if err := d.Delete(context.Background(), lostVolume); !errors.Is(err, ErrNoConclusion) || len(w.deleted) > 0 {
-			t.Errorf("%s: %v, deleted %v", name, err, w.deleted)
-		}
-	}
-}
-
-func TestADriverThatRefusesKeepsTheOrphan(t *testing.T) {
-	for _, o := range []Orphan{lostVolume, lostSnapshot} {
-		d, w := deletion(t, without(all(), 1, 4)...)
-		w.refuses = errors.New("FailedPrecondition: mounted")
-		if err := d.Delete(context.Background(), o); err == nil || !strings.Contains(err.Error(), "was not deleted") {
-			t.Errorf("%s: %v", o.What, err)
-		}
-		if len(w.deleted) > 0 || len(w.reservations(t)) > 0 {
-			t.Errorf("%s: deleted %v, left %v", o.What, w.deleted, w.reservations(t))
-		}
-	}
-}
-
-func TestAVolumeThatIsNotReleasedIsNotDeleted(t *testing.T) {
-	d, w := deletion(t, without(all(), 1)...)
-	w.phase = "Bound"
-	if err := d.Delete(context.Background(), lostVolume); err == nil || len(w.deleted) > 0 || len(w.reservations(t)) > 0 {
-		t.Errorf("%v: deleted %v, left %v", err, w.deleted, w.reservations(t))
-	}
-}
-
-// Any request may fail, or be the last before an interrupt.
-func TestAFailedRequestDeletesNothing(t *testing.T) {
-	for _, o := range []Orphan{lostVolume, lostSnapshot} {
-		for at := 0; ; at++ {
+	synctest.Test(t, func(t *testing.T) {
+		for _, o := range []Orphan{lostVolume, lostSnapshot} {
 			d, w := deletion(t, without(all(), 1, 4)...)
-			requests, committed := 0, false
+			w.refuses = errors.New("Unavailable")
+			broken := false
 			w.clients.Dynamic.PrependReactor("*", "*", func(a clienttesting.Action) (bool, kruntime.Object, error) {
-				requests++
-				if requests-1 == at {
-					return true, nil, apierrors.NewInternalError(fmt.Errorf("request %d", at))
-				}
-				if p, ok := a.(clienttesting.PatchAction); ok && strings.Contains(string(p.GetPatch()), "Delete") {
-					committed = true
+				if p, ok := a.(clienttesting.PatchAction); ok && strings.Contains(string(p.GetPatch()), `"Retain"`) && !broken {
+					return true, nil, errors.New("connection refused")
 				}
 				return false, nil, nil
 			})
 			err := d.Delete(context.Background(), o)
-			if requests <= at {
-				break
+			if !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "kubectl causeway orphans again") || !strings.Contains(err.Error(), "may be left") {
+				t.Errorf("%s: %v", o.What, err)
 			}
-			if len(w.deleted) > 0 && !committed {
-				t.Errorf("%s: request %d fails, and it was deleted: %v", o.What, at, err)
-			}
-			if err == nil && len(w.deleted) == 0 {
-				t.Errorf("%s: request %d fails, and the result is no error", o.What, at)
+			broken = true
+			for _, want := range []string{"Delete", "Retain"} {
+				r, err := d.Find(context.Background())
+				if err != nil || len(r.Reservations) != 1 || r.Reservations[0].Policy != want {
+					t.Fatalf("%s: %+v, %v, want %s", o.What, r.Reservations, err, want)
+				}
+				d.Report = r
+				if err := d.Reset(context.Background()); err != nil || len(w.deleted) > 0 {
+					t.Errorf("%s: %v, deleted %v", o.What, err, w.deleted)
+				}
 			}
 		}
-	}
+	})
+}
+
+func TestNothingIsDeletedIfAKindIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, change := range map[string]func(w *sidecars){
+			"no content any more": func(w *sidecars) {
+				for _, o := range w.list(t, contents, contentKind) {
+					if err := w.clients.Dynamic.Tracker().Delete(contents, "", o.GetName()); err != nil {
+						t.Error(err)
+					}
+				}
+			},
+			"no group of snapshots any more": func(w *sidecars) {
+				w.clients.Kube.Resources = slices.DeleteFunc(w.clients.Kube.Resources, func(l *metav1.APIResourceList) bool {
+					return strings.HasPrefix(l.GroupVersion, "groupsnapshot")
+				})
+			},
+		} {
+			d, w := deletion(t, without(all(), 1, 5, 6)...)
+			var err error
+			if d.Report, err = d.Find(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			change(w)
+			if err := d.Delete(context.Background(), lostVolume); !errors.Is(err, ErrNoConclusion) || len(w.deleted) > 0 {
+				t.Errorf("%s: %v, deleted %v", name, err, w.deleted)
+			}
+		}
+	})
+}
+
+func TestADriverThatRefusesKeepsTheOrphan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, o := range []Orphan{lostVolume, lostSnapshot} {
+			d, w := deletion(t, without(all(), 1, 4)...)
+			w.refuses = errors.New("FailedPrecondition: mounted")
+			if err := d.Delete(context.Background(), o); err == nil || !strings.Contains(err.Error(), "was not deleted") {
+				t.Errorf("%s: %v", o.What, err)
+			}
+			if len(w.deleted) > 0 || len(w.reservations(t)) > 0 {
+				t.Errorf("%s: deleted %v, left %v", o.What, w.deleted, w.reservations(t))
+			}
+		}
+	})
+}
+
+func TestAVolumeThatIsNotReleasedIsNotDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, w := deletion(t, without(all(), 1)...)
+		w.phase = "Bound"
+		if err := d.Delete(context.Background(), lostVolume); err == nil || len(w.deleted) > 0 || len(w.reservations(t)) > 0 {
+			t.Errorf("%v: deleted %v, left %v", err, w.deleted, w.reservations(t))
+		}
+	})
+}
+
+// Any request may fail, or be the last before an interrupt.
+func TestAFailedRequestDeletesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, o := range []Orphan{lostVolume, lostSnapshot} {
+			for at := 0; ; at++ {
+				d, w := deletion(t, without(all(), 1, 4)...)
+				requests, committed := 0, false
+				w.clients.Dynamic.PrependReactor("*", "*", func(a clienttesting.Action) (bool, kruntime.Object, error) {
+					requests++
+					if requests-1 == at {
+						return true, nil, apierrors.NewInternalError(fmt.Errorf("request %d", at))
+					}
+					if p, ok := a.(clienttesting.PatchAction); ok && strings.Contains(string(p.GetPatch()), "Delete") {
+						committed = true
+					}
+					return false, nil, nil
+				})
+				err := d.Delete(context.Background(), o)
+				if requests <= at {
+					break
+				}
+				if len(w.deleted) > 0 && !committed {
+					t.Errorf("%s: request %d fails, and it was deleted: %v", o.What, at, err)
+				}
+				if err == nil && len(w.deleted) == 0 {
+					t.Errorf("%s: request %d fails, and the result is no error", o.What, at)
+				}
+			}
+		}
+	})
 }
 
 // With DespitePending a pending claim protects its own volume only.
 func TestDespitePendingClaims(t *testing.T) {
-	for uid, want := range map[string]error{"y": nil, "2": ErrNamed} { // lostVolume is that of the claim 2
-		d, w := deletion(t, append(without(all(), 1, 4), pvc(uid, "Pending"))...)
-		if err := d.Delete(t.Context(), lostVolume); err == nil {
-			t.Errorf("claim %s is pending: deleted without the flag", uid)
+	synctest.Test(t, func(t *testing.T) {
+		for uid, want := range map[string]error{"y": nil, "2": ErrNamed} { // lostVolume is that of the claim 2
+			d, w := deletion(t, append(without(all(), 1, 4), pvc(uid, "Pending"))...)
+			if err := d.Delete(t.Context(), lostVolume); err == nil {
+				t.Errorf("claim %s is pending: deleted without the flag", uid)
+			}
+			d.DespitePending = true
+			d.Report = Report{Pending: []string{"default/c1"}}
+			if err := d.Check(); err != nil {
+				t.Errorf("Check = %v", err)
+			}
+			if err := d.Delete(t.Context(), lostVolume); !errors.Is(err, want) || (want == nil) != (len(w.deleted) == 1) {
+				t.Errorf("claim %s is pending: %v, want %v; deleted %v", uid, err, want, w.deleted)
+			}
 		}
-		d.DespitePending = true
-		d.Report = Report{Pending: []string{"default/c1"}}
-		if err := d.Check(); err != nil {
-			t.Errorf("Check = %v", err)
-		}
-		if err := d.Delete(t.Context(), lostVolume); !errors.Is(err, want) || (want == nil) != (len(w.deleted) == 1) {
-			t.Errorf("claim %s is pending: %v, want %v; deleted %v", uid, err, want, w.deleted)
-		}
-	}
+	})
 }
 
 func TestCheck(t *testing.T) {
-	d, _ := deletion(t, all()...)
-	if err := d.Check(); err != nil {
-		t.Error(err)
-	}
-	d.Report = Report{Pending: []string{"default/c1"}}
-	if err := d.Check(); err == nil || !strings.Contains(err.Error(), "default/c1") {
-		t.Errorf("with a pending claim: %v", err)
-	}
-	d.Report = Report{}
-	spec := &d.Driver.Controller.Template.Spec
-	for arguments, ok := range map[string]bool{
-		"--provisioner-volume-name-prefix=p": true, "-snapshotter-snapshot-name-uuid-length=8": true,
-		"--volume-name-prefix=p": false, "--provisioner-volume-name-prefix p": false, "--snapshot-name-uuid-length=8": false,
-		"--provisioner-volume-name-prefix=$(PREFIX)": false, "--provisioner-volume-name-uuid-length=": false,
-		"-c exec&csi-sidecars&--volume-name-prefix=p": false,
-	} {
-		before := spec.Containers
-		spec.Containers = append(slices.Clone(before), corev1.Container{Name: "csi-provisioner", Args: strings.Fields(arguments)})
-		if err := d.Check(); ok != (err == nil) {
-			t.Errorf("%s: %v", arguments, err)
+	synctest.Test(t, func(t *testing.T) {
+		d, _ := deletion(t, all()...)
+		if err := d.Check(); err != nil {
+			t.Error(err)
 		}
-		spec.Containers = before
-	}
-	d.Driver.Nodes, d.Driver.Controller = nil, nil
-	if err := d.Check(); err == nil || !strings.Contains(err.Error(), "another cluster") {
-		t.Errorf("of a share: %v", err)
-	}
-	some, others := Deletable([]Orphan{lostVolume, {"snapshot", inventory.Object{ID: m1, Group: g1}}})
-	if len(some) != 1 || others != 1 {
-		t.Errorf("%v, %d", some, others)
-	}
+		d.Report = Report{Pending: []string{"default/c1"}}
+		if err := d.Check(); err == nil || !strings.Contains(err.Error(), "default/c1") {
+			t.Errorf("with a pending claim: %v", err)
+		}
+		d.Report = Report{}
+		spec := &d.Driver.Controller.Template.Spec
+		for arguments, ok := range map[string]bool{
+			"--provisioner-volume-name-prefix=p": true, "-snapshotter-snapshot-name-uuid-length=8": true,
+			"--volume-name-prefix=p": false, "--provisioner-volume-name-prefix p": false, "--snapshot-name-uuid-length=8": false,
+			"--provisioner-volume-name-prefix=$(PREFIX)": false, "--provisioner-volume-name-uuid-length=": false,
+			"-c exec&csi-sidecars&--volume-name-prefix=p": false,
+		} {
+			before := spec.Containers
+			spec.Containers = append(slices.Clone(before), corev1.Container{Name: "csi-provisioner", Args: strings.Fields(arguments)})
+			if err := d.Check(); ok != (err == nil) {
+				t.Errorf("%s: %v", arguments, err)
+			}
+			spec.Containers = before
+		}
+		d.Driver.Nodes, d.Driver.Controller = nil, nil
+		if err := d.Check(); err == nil || !strings.Contains(err.Error(), "another cluster") {
+			t.Errorf("of a share: %v", err)
+		}
+		some, others := Deletable([]Orphan{lostVolume, {"snapshot", inventory.Object{ID: m1, Group: g1}}})
+		if len(some) != 1 || others != 1 {
+			t.Errorf("%v, %d", some, others)
+		}
+	})
 }
 
 // An event about another object of the same name does not explain why a reservation stays.

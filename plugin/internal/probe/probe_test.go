@@ -14,6 +14,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,7 +30,14 @@ import (
 
 func options() probe.Options {
 	return probe.Options{Namespace: fake.Namespace, Image: "busybox", Root: "/var/lib/causeway", Kubelets: probe.Kubelets,
-		Poll: time.Millisecond}
+		Poll: time.Second}
+}
+
+// run runs the probe in a bubble, where the seconds between two looks at the pod pass at once.
+func run(t *testing.T, kube kubernetes.Interface, node string, o probe.Options) (f probe.Facts, err error) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f, err = probe.Run(t.Context(), kube, node, o) })
+	return f, err
 }
 
 // left returns the number of pods that still exist.
@@ -156,14 +164,14 @@ func TestTheScriptReadsANode(t *testing.T) {
 				must(t, fake.Host(host))
 				c := fake.Fresh()
 				c.RunPods(shell, host)
-				run := c.OnPod
+				start := c.OnPod
 				c.OnPod = func(p *corev1.Pod) corev1.PodStatus { // the kubelet has the directory of the pod, then it starts
 					must(t, os.MkdirAll(filepath.Join(host, "var/lib/kubelet/pods", string(p.UID)), 0o755))
 					tc.change(t, host)
-					return run(p)
+					return start(p)
 				}
 				clients := c.Clients()
-				got, err := probe.Run(context.Background(), clients.Kube, "node-1", options())
+				got, err := run(t, clients.Kube, "node-1", options())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -189,7 +197,7 @@ func TestAnErrorOfAPathIsNotItsAbsence(t *testing.T) {
 	c.RunPods(shells(t)[0], host)
 	o := options()
 	o.Root = "/" + strings.Repeat("x", 300)
-	f, err := probe.Run(context.Background(), c.Clients().Kube, "node-1", o)
+	f, err := run(t, c.Clients().Kube, "node-1", o)
 	if err != nil || f.Root != probe.Denied {
 		t.Errorf("%+v, %v", f, err)
 	}
@@ -202,7 +210,7 @@ func TestThePodOnlyReads(t *testing.T) {
 	c := fake.Fresh()
 	var pod *corev1.Pod
 	c.OnPod = func(p *corev1.Pod) corev1.PodStatus { pod = p; return corev1.PodStatus{Phase: corev1.PodFailed} }
-	_, err := probe.Run(context.Background(), c.Clients().Kube, "node-1", options())
+	_, err := run(t, c.Clients().Kube, "node-1", options())
 	if err == nil {
 		t.Error("a failed pod has facts")
 	}
@@ -241,7 +249,7 @@ func TestPodsAreDeletedAfterEachError(t *testing.T) {
 		c := fake.Fresh()
 		c.OnPod = tc.pod
 		clients := c.Clients()
-		_, err := probe.Run(context.Background(), clients.Kube, "node-1", options())
+		_, err := run(t, clients.Kube, "node-1", options())
 		if n := left(t, clients); err == nil || !strings.Contains(err.Error(), tc.want) || n != 0 {
 			t.Errorf("%s: %v, %d pods are left", name, err, n)
 		}
@@ -254,30 +262,32 @@ func TestACreateWithoutAnAnswerLeavesNoPod(t *testing.T) {
 		must(t, clients.Kube.Tracker().Create(a.GetResource(), a.(clienttesting.CreateAction).GetObject(), fake.Namespace))
 		return true, nil, errors.New("connection lost")
 	})
-	_, err := probe.Run(context.Background(), clients.Kube, "node-1", options())
+	_, err := run(t, clients.Kube, "node-1", options())
 	if n := left(t, clients); err == nil || !strings.Contains(err.Error(), "connection lost") || n != 0 {
 		t.Errorf("%v, %d pods are left", err, n)
 	}
 }
 
 func TestAnInterruptDeletesThePod(t *testing.T) {
-	c := fake.Fresh()
-	ctx, cancel := context.WithCancelCause(context.Background())
-	created := false
-	c.OnPod = func(*corev1.Pod) corev1.PodStatus {
-		created = true
-		time.AfterFunc(20*time.Millisecond, func() { cancel(errors.New("interrupted")) })
-		return corev1.PodStatus{Phase: corev1.PodPending}
-	}
-	clients := c.Clients()
-	_, err := probe.Run(ctx, clients.Kube, "node-1", options())
-	if n := left(t, clients); !created || err == nil || !strings.Contains(err.Error(), "interrupted") || n != 0 {
-		t.Errorf("%v, %d pods are left", err, n)
-	}
-	created = false
-	if _, err := probe.Run(ctx, clients.Kube, "node-2", options()); err == nil || created {
-		t.Errorf("a pod after the interrupt: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.Fresh()
+		ctx, cancel := context.WithCancelCause(context.Background())
+		created := false
+		c.OnPod = func(*corev1.Pod) corev1.PodStatus {
+			created = true
+			time.AfterFunc(20*time.Second, func() { cancel(errors.New("interrupted")) })
+			return corev1.PodStatus{Phase: corev1.PodPending}
+		}
+		clients := c.Clients()
+		_, err := probe.Run(ctx, clients.Kube, "node-1", options())
+		if n := left(t, clients); !created || err == nil || !strings.Contains(err.Error(), "interrupted") || n != 0 {
+			t.Errorf("%v, %d pods are left", err, n)
+		}
+		created = false
+		if _, err := probe.Run(ctx, clients.Kube, "node-2", options()); err == nil || created {
+			t.Errorf("a pod after the interrupt: %v", err)
+		}
+	})
 }
 
 // A client of a real API server gives up a request whose context has ended; the fake does not.
@@ -312,7 +322,7 @@ func TestAPodThatStaysIsReported(t *testing.T) {
 	clients.Kube.PrependReactor("delete", "pods", func(clienttesting.Action) (bool, kruntime.Object, error) {
 		return true, nil, errors.New("no right")
 	})
-	if _, err := probe.Run(context.Background(), clients.Kube, "node-1", options()); err == nil ||
+	if _, err := run(t, clients.Kube, "node-1", options()); err == nil ||
 		!strings.Contains(err.Error(), "delete pod causeway-doctor-") {
 		t.Errorf("%v", err)
 	}
