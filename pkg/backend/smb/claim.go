@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
@@ -93,41 +92,4 @@ func (s *store) explainFull(ctx context.Context, o object, err error) error {
 			backend.ErrUnavailable, err.Error())
 	}
 	return err
-}
-
-// hasRecord reports whether an object has a record, or may have one.
-func (s *store) hasRecord(ctx context.Context, key string) bool {
-	for _, dir := range []string{volumesDir, snapshotsDir} {
-		if _, err := s.share.Stat(ctx, s.recordPath(dir, key)); !errors.Is(err, fs.ErrNotExist) {
-			return true
-		}
-	}
-	return false
-}
-
-// errUnprepared reports a source without the directories of its store. Every volume and snapshot of
-// the source was made after them, so they are lost, or the server has not mounted a filesystem.
-var errUnprepared = fmt.Errorf("%w: the source has no directory %s/%s: mount its filesystem on the server, or make "+
-	"the directory if all volumes of the source are gone", backend.ErrPrecondition, metaDir, workDir)
-
-// classified gives an error of package client without a class the class of an error that the caller
-// repeats: the step that failed depends on a state that another process, or a person, has changed.
-func classified(err error) error {
-	for _, e := range []error{fs.ErrExist, fs.ErrNotExist} {
-		if errors.Is(err, e) && !hasClass(err) {
-			return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-		}
-	}
-	return err
-}
-
-func hasClass(err error) bool {
-	for _, class := range []error{backend.ErrUnavailable, backend.ErrPrecondition, backend.ErrBusy, backend.ErrInUse,
-		backend.ErrExists, backend.ErrNotFound, backend.ErrNotReady, backend.ErrInvalid, context.Canceled,
-		context.DeadlineExceeded} {
-		if errors.Is(err, class) {
-			return true
-		}
-	}
-	return false
 }

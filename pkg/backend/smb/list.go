@@ -15,15 +15,6 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// liveVolume reads the record of a volume that is ready. Errors: backend.ErrNotFound.
-func (s *store) liveVolume(ctx context.Context, o object) (*volume, error) {
-	v, err := s.readVolume(ctx, o)
-	if err == nil && v.State != ready {
-		err = fmt.Errorf("%w: volume %s", backend.ErrNotFound, o)
-	}
-	return v, err
-}
-
 // Get returns the volume.
 func (b *Backend) Get(ctx context.Context, id string, secrets map[string]string) (backend.Volume, error) {
 	v, err := b.find(ctx, id, secrets)
@@ -253,15 +244,4 @@ func (b *Backend) change(ctx context.Context, id string, secrets map[string]stri
 		return s.replace(ctx, volumesDir, volumeFormat, o, v)
 	})
 	return v, repeated(err)
-}
-
-// repeated makes errors of a share, which the resizer takes for final, or for those of a volume in
-// use, ones that it repeats.
-func repeated(err error) error {
-	for _, class := range []error{backend.ErrExhausted, backend.ErrPrecondition, backend.ErrNotReady} {
-		if errors.Is(err, class) {
-			return fmt.Errorf("%w: %s", backend.ErrUnavailable, err.Error())
-		}
-	}
-	return err
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -74,4 +76,16 @@ func (s *store) waitsFor(ctx context.Context, v *volume, name string, m *maker) 
 	return slices.ContainsFunc(chain.Dirs(), func(dir string) bool {
 		return overlap(fold(dir), fold(v.SubDir))
 	}), nil
+}
+
+// listMarkers lists the entries of a directory in that of markers, with the time of the newest.
+func (s *store) listMarkers(ctx context.Context, dir string) (entries []client.Entry, newest time.Time, err error) {
+	err = s.share.List(ctx, s.meta(workDir, dir), func(e client.Entry) error {
+		entries = append(entries, e)
+		if e.Modified.After(newest) {
+			newest = e.Modified
+		}
+		return nil
+	})
+	return entries, newest, err
 }

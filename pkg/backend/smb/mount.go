@@ -1,7 +1,6 @@
 package smb
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,9 +72,6 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	return m, err
 }
 
-// kerberosOption is the mount option for Kerberos.
-const kerberosOption = "sec=krb5"
-
 // contextOf returns a volume and the volume context in its record. Errors: backend.ErrNotFound;
 // ErrInvalid if that of the request differs. Credentials that must not read the records are enough
 // to mount the directory in a complete volume context; the volume is nil then.
@@ -145,10 +141,6 @@ func (s *store) verify(ctx context.Context, v *volume, subDir string) error {
 	return ignore(err, backend.ErrDenied)
 }
 
-// Options that a mount has unless a request has others, and where the system has them: a Windows
-// node negotiates the dialect and the signatures with the server.
-var defaultOptions = []string{"vers=3", "file_mode=0777", "dir_mode=0777"}
-
 // supports reports whether a mount on this node can have an option.
 func (b *Backend) supports(option string) bool {
 	return b.cfg.Images == nil || b.cfg.Images.Supports(mounter.Share, "", []string{option}) == nil
@@ -200,37 +192,6 @@ func (b *Backend) mountOf(source mounter.ShareSource, volumeContext map[string]s
 	}
 	m.Options = options
 	return m, nil
-}
-
-// withOutage returns options with those of the parameter outage. Errors: backend.ErrInvalid if
-// options have the opposite.
-func withOutage(options []string, outage string) ([]string, error) {
-	add, opposite := []string{"soft"}, "hard"
-	if outage == "wait" {
-		// hard is a property of the kernel's session with the share: the first mount decides,
-		// unless the mount has a connection of its own.
-		add, opposite = []string{"hard", "nosharesock"}, "soft"
-	}
-	if slices.Contains(options, opposite) {
-		return nil, fmt.Errorf("%w: the mount option %s contradicts the parameter outage=%s", backend.ErrInvalid,
-			opposite, cmp.Or(outage, choices[outageKey][0]))
-	}
-	options = slices.Clone(options)
-	for _, o := range add {
-		if !slices.Contains(options, o) {
-			options = append(options, o)
-		}
-	}
-	return options, nil
-}
-
-// has reports whether options have the option o, perhaps with another value.
-func has(options []string, o string) bool {
-	name, _, _ := strings.Cut(o, "=")
-	return slices.ContainsFunc(options, func(other string) bool {
-		n, _, _ := strings.Cut(other, "=")
-		return n == name
-	})
 }
 
 // Owned returns m with options that give all files to a group. The modes of a class keep the rights

@@ -10,10 +10,22 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
+
+// written returns the time of a file that the server writes now.
+func (w *world) written(name string) time.Time {
+	w.Helper()
+	w.write("x", name)
+	info, err := os.Stat(w.path(name))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return info.ModTime()
+}
 
 // TestADirectoryThatAPersonHasReplaced: a person removes the directory of a volume, and another
 // volume is created with the same subDir. The first volume can neither be mounted nor delete the
@@ -26,7 +38,8 @@ func TestADirectoryThatAPersonHasReplaced(t *testing.T) {
 	if err := os.Remove(w.path("data")); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(20 * time.Millisecond) // the resolution of times on the server
+	before := w.written("first")
+	await.True(t, "the time of the server shows an order", func() bool { return w.written("next").After(before) })
 	second := w.create(b, w.claimed("pvc-2", subDirKey, "data"))
 	if err := os.WriteFile(w.path("data", "file"), []byte("precious"), 0o666); err != nil {
 		t.Fatal(err)

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
@@ -221,16 +220,4 @@ func (s *store) deleteSnapshot(ctx context.Context, o object) error {
 		}
 	}
 	return s.dropSnapshot(ctx, n)
-}
-
-// report passes the progress of a copy to its job.
-func report(ctx context.Context, p *client.Progress, job *jobs.Job) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(time.Second):
-			job.Report(jobs.Progress{Bytes: p.Bytes.Load()})
-		}
-	}
 }
