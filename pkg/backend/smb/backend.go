@@ -9,6 +9,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/lease"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -49,7 +50,7 @@ type Backend struct {
 	jobs      *jobs.Jobs
 	probes    prober
 	space     spaces
-	cache     recordCache
+	cache     records.Cache
 
 	tickets  sync.Mutex // held while a credential cache is replaced
 	mu       sync.Mutex
@@ -60,7 +61,8 @@ type Backend struct {
 }
 
 // openShare opens a share with a session. The caller calls Release.
-type openShare func(ctx context.Context, source mounter.ShareSource, login client.Login, use client.Use) (share, error)
+type openShare func(ctx context.Context, source mounter.ShareSource, login client.Login,
+	use client.Use) (share, error)
 
 // share has the operations of client.Share that a store uses.
 type share interface {
@@ -77,15 +79,16 @@ type share interface {
 var copyLimits = fair.Limits{Slots: 4, Tenant: 3, Kind: 4}
 
 // startCopy waits for its turn among the copies on the server of a source. The caller calls leave.
-func (b *Backend) startCopy(ctx context.Context, kind string, from object, tenant string) (leave func(), err error) {
+func (b *Backend) startCopy(ctx context.Context, kind string, from records.Object,
+	tenant string) (leave func(), err error) {
 	b.mu.Lock()
-	slots := b.copies[from.source.Server]
+	slots := b.copies[from.Source.Server]
 	if slots == nil {
 		slots = fair.New(copyLimits)
-		b.copies[from.source.Server] = slots
+		b.copies[from.Source.Server] = slots
 	}
 	b.mu.Unlock()
-	return slots.Acquire(ctx, fair.Request{Kind: kind, Tenant: tenant, Volume: from.key})
+	return slots.Acquire(ctx, fair.Request{Kind: kind, Tenant: tenant, Volume: from.Key})
 }
 
 func (b *Backend) openOnServer(ctx context.Context, source mounter.ShareSource, login client.Login,

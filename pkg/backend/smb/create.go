@@ -10,6 +10,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -24,7 +25,7 @@ func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.
 }
 
 // plan returns the volume that a request describes, without the size.
-func plan(from origin, o backend.CreateOptions) (*volume, error) {
+func plan(from origin, o backend.CreateOptions) (*records.Volume, error) {
 	parameters, err := complete(o.Parameters)
 	if err != nil {
 		return nil, err
@@ -44,18 +45,18 @@ func plan(from origin, o backend.CreateOptions) (*volume, error) {
 			return nil, err
 		}
 	}
-	id, err := newObject(volumeid.Volume, source, o.Name)
+	id, err := records.NewObject(volumeid.Volume, source, o.Name)
 	if err != nil {
 		return nil, err
 	}
-	v := &volume{object: id, Parameters: parameters, OnDelete: o.Mutable[onDeleteKey],
+	v := &records.Volume{Object: id, Parameters: parameters, OnDelete: o.Mutable[onDeleteKey],
 		Volume: from.volume, Snapshot: from.snapshot}
-	v.common = common{State: creating, Name: o.Name, Created: now()}
+	v.Common = records.Common{State: records.Creating, Name: o.Name, Created: now()}
 	v.Shared = parameters[existingKey] == "use"
 	if v.Shared && from != (origin{}) {
 		return nil, fmt.Errorf("%w: a volume with existing=use has no content source", backend.ErrInvalid)
 	}
-	v.SubDir, err = subDirOf(parameters[subDirKey], o, id.key)
+	v.SubDir, err = subDirOf(parameters[subDirKey], o, id.Key)
 	return v, err
 }
 
@@ -96,16 +97,16 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	s, err := b.store(ctx, v.source, o.Secrets, client.Calls)
+	s, err := b.store(ctx, v.Source, o.Secrets, client.Calls)
 	if err != nil {
 		return backend.Volume{}, err
 	}
 	defer s.close()
 	s.mayPrepare = true
-	old, err := s.readVolume(ctx, v.object)
+	old, err := s.records().ReadVolume(ctx, v.Object)
 	switch {
-	case err == nil && old.State == ready: // its source may be gone
-		return old.public(), old.fits(v, o)
+	case err == nil && old.State == records.Ready: // its source may be gone
+		return old.Public(), old.Fits(v, o)
 	case err != nil && !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
@@ -113,8 +114,8 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 		if v.Size, err = sizeOf(o, 0); err != nil {
 			return backend.Volume{}, err
 		}
-		err = b.jobs.Run(ctx, v.key, "nothing", nil, func(ctx context.Context) error {
-			return s.make(ctx, v, o, nil)
+		err = b.jobs.Run(ctx, v.Key, "nothing", nil, func(ctx context.Context) error {
+			return s.makeVolume(ctx, v, o, nil)
 		})
 	} else {
 		err = b.copyTo(ctx, s, v, from, o, err == nil)
@@ -123,22 +124,22 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 		return backend.Volume{}, jobError(err)
 	}
 	if from != (origin{}) { // perhaps made by the job of another call
-		if v, err = s.readVolume(ctx, v.object); err != nil {
+		if v, err = s.records().ReadVolume(ctx, v.Object); err != nil {
 			return backend.Volume{}, err
 		}
 	}
-	return v.public(), nil
+	return v.Public(), nil
 }
 
 // copyTo makes v as a copy, in the background. unfinished reports that an earlier attempt has left
 // a record: the job then removes the attempt, also if the source can no longer be copied.
-func (b *Backend) copyTo(ctx context.Context, s *store, v *volume, from origin, o backend.CreateOptions,
+func (b *Backend) copyTo(ctx context.Context, s *store, v *records.Volume, from origin, o backend.CreateOptions,
 	unfinished bool) error {
 	src, err := s.originOf(from)
 	if err != nil {
 		return err
 	}
-	if !unfinished && !b.jobs.Makes(v.key) {
+	if !unfinished && !b.jobs.Makes(v.Key) {
 		c, err := s.copySource(ctx, from)
 		if err == nil {
 			_, err = sizeOf(o, c.size)
@@ -148,8 +149,8 @@ func (b *Backend) copyTo(ctx context.Context, s *store, v *volume, from origin, 
 		}
 	}
 	description := fmt.Sprintf("%+v, %v, %v, %d to %d bytes", from, v.Parameters, o.Mutable, o.Required, o.Limit)
-	return b.jobs.RunOrJoin(ctx, v.key, description, []string{src.key}, func(ctx context.Context, job *jobs.Job) error {
-		s, err := b.store(ctx, v.source, o.Secrets, client.Jobs)
+	return b.jobs.RunOrJoin(ctx, v.Key, description, []string{src.Key}, func(ctx context.Context, job *jobs.Job) error {
+		s, err := b.store(ctx, v.Source, o.Secrets, client.Jobs)
 		if err != nil {
 			return err
 		}
@@ -160,37 +161,37 @@ func (b *Backend) copyTo(ctx context.Context, s *store, v *volume, from origin, 
 			return err
 		}
 		defer leave()
-		return s.make(ctx, v, o, &copying{from: from, source: src, job: job})
+		return s.makeVolume(ctx, v, o, &copying{from: from, source: src, job: job})
 	})
 }
 
-// make makes v, empty or with a content, or finishes the work of an earlier attempt.
-func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c *copying) error {
+// makeVolume makes v, empty or with a content, or finishes the work of an earlier attempt.
+func (s *store) makeVolume(ctx context.Context, v *records.Volume, o backend.CreateOptions, c *copying) error {
 	simple := c == nil && !v.Shared && !strings.Contains(v.SubDir, "/")
 	dir := ""
 	if simple {
 		dir = v.SubDir
 	}
-	err := s.claimed(ctx, v.object, dir, func(claim *claim) error {
+	err := s.claimed(ctx, v.Object, dir, func(claim *claim) error {
 		ctx := claim.ctx
-		old, err := s.readVolume(ctx, v.object)
+		old, err := s.records().ReadVolume(ctx, v.Object)
 		switch {
 		case errors.Is(err, backend.ErrNotFound):
 			old = nil
 		case err != nil:
 			return err
-		case old.State == ready:
-			if err := old.fits(v, o); err != nil {
+		case old.State == records.Ready:
+			if err := old.Fits(v, o); err != nil {
 				return err
 			}
 			*v = *old
 			return nil
-		case old.State == deleting:
+		case old.State == records.Deleting:
 			if err := s.finishDelete(ctx, old); err != nil {
 				return err
 			}
 			old = nil
-		case old.State == made || old.SubDir != v.SubDir || old.Shared != v.Shared:
+		case old.State == records.Made || old.SubDir != v.SubDir || old.Shared != v.Shared:
 			// An attempt with another request, or a copy that was interrupted.
 			if err := s.rollBack(ctx, old); err != nil {
 				return err
@@ -205,5 +206,5 @@ func (s *store) make(ctx context.Context, v *volume, o backend.CreateOptions, c 
 		}
 		return s.makeCopy(ctx, v, old, o, c)
 	})
-	return s.explainFull(ctx, v.object, err)
+	return s.explainFull(ctx, v.Object, err)
 }

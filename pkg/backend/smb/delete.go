@@ -5,18 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // Delete moves the directory of a volume into the trash, or does with it what onDelete says, and
 // removes the record.
 func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]string) error {
-	o, err := parseObject(volumeid.Volume, id)
+	o, err := records.ParseObject(volumeid.Volume, id)
 	switch {
 	case err != nil && isForeign(id):
 		return fmt.Errorf("%w: %.128q is a handle of csi-driver-smb: no record proves that its directory belongs to "+
@@ -24,12 +26,12 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 	case err != nil:
 		return nil
 	}
-	s, err := b.store(ctx, o.source, secrets, client.Calls)
+	s, err := b.store(ctx, o.Source, secrets, client.Calls)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	end, err := b.jobs.Exclusive(o.key)
+	end, err := b.jobs.Exclusive(o.Key)
 	if err != nil {
 		return jobError(err)
 	}
@@ -38,27 +40,27 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 		return s.claimed(ctx, o, "", func(c *claim) error { return c.deleteVolume(o) })
 	})
 	if err == nil && !s.untouched {
-		b.emptyTrash(o.source, secrets)
+		b.emptyTrash(o.Source, secrets)
 	}
 	return err
 }
 
 // deleteVolume deletes a volume that the caller has claimed.
-func (c *claim) deleteVolume(o object) error {
+func (c *claim) deleteVolume(o records.Object) error {
 	ctx, s := c.ctx, c.store
 	v, copied, inUse, err := c.lookUp(o)
 	switch {
-	case errors.Is(err, errEmpty):
-		return s.remove(ctx, s.recordPath(volumesDir, o.key))
+	case errors.Is(err, records.ErrEmpty):
+		return s.records().Remove(ctx, s.records().RecordPath(records.VolumesDir, o.Key))
 	case errors.Is(err, backend.ErrNotFound):
 		err = c.dropUnrecorded(o)
 		c.Keep = err != nil
 		return err
 	case err != nil:
 		return err
-	case v.State == creating || v.State == made:
+	case v.State == records.Creating || v.State == records.Made:
 		return s.rollBack(ctx, v)
-	case v.State == ready:
+	case v.State == records.Ready:
 		if inUse != nil {
 			return inUse
 		}
@@ -69,14 +71,14 @@ func (c *claim) deleteVolume(o object) error {
 			return err
 		}
 		before := *v
-		v.State, v.Target = deleting, v.target()
-		if err := s.replace(ctx, volumesDir, volumeFormat, o, v); err != nil {
+		v.State, v.Target = records.Deleting, targetOf(v)
+		if err := s.records().Replace(ctx, records.VolumesDir, records.VolumeFormat, o, v); err != nil {
 			return err
 		}
 		// A copy that begins after this point finds the volume deleted; readers finds an earlier
 		// copy.
 		if _, err := s.readers(ctx, o); err != nil {
-			return errors.Join(err, s.replace(ctx, volumesDir, volumeFormat, o, &before))
+			return errors.Join(err, s.records().Replace(ctx, records.VolumesDir, records.VolumeFormat, o, &before))
 		}
 	}
 	return s.finishDelete(ctx, v)
@@ -84,19 +86,19 @@ func (c *claim) deleteVolume(o object) error {
 
 // lookUp reads the record of a volume, its time, and the markers of copies of the volume, all at
 // the same time. copied and inUse are the results of readers.
-func (c *claim) lookUp(o object) (v *volume, copied bool, inUse, err error) {
+func (c *claim) lookUp(o records.Object) (v *records.Volume, copied bool, inUse, err error) {
 	var group sync.WaitGroup
 	var written time.Time // zero after an error: isNewer asks again
 	group.Go(func() {
-		r, err := c.share.Stat(c.ctx, c.recordPath(volumesDir, o.key))
+		r, err := c.share.Stat(c.ctx, c.records().RecordPath(records.VolumesDir, o.Key))
 		if err == nil {
 			written = r.Modified
 		}
 	})
 	group.Go(func() { copied, inUse = c.readers(c.ctx, o) })
-	v, err = c.readVolume(c.ctx, o)
+	v, err = c.records().ReadVolume(c.ctx, o)
 	group.Wait()
-	if err == nil && v.State == ready && v.Written.IsZero() {
+	if err == nil && v.State == records.Ready && v.Written.IsZero() {
 		v.Written = written
 	}
 	return v, copied, inUse, err
@@ -105,7 +107,7 @@ func (c *claim) lookUp(o object) (v *volume, copied bool, inUse, err error) {
 // keepOverlapping removes the record of v, and leaves its directory, if the directory has become
 // that of another volume, or is inside or around it: a person has moved directories on the server.
 // Errors: backend.ErrPrecondition if the directory is a source of volumes.
-func (s *store) keepOverlapping(ctx context.Context, v *volume) (kept bool, err error) {
+func (s *store) keepOverlapping(ctx context.Context, v *records.Volume) (kept bool, err error) {
 	if v.Shared {
 		return false, nil
 	}
@@ -122,12 +124,12 @@ func (s *store) keepOverlapping(ctx context.Context, v *volume) (kept bool, err 
 // empty and must be deleted. A copy that runs beside it finds the directory empty or gone, and the
 // record gone when it ends. copied reports whether there may be markers of copies. The marker stays
 // if it is unknown whether the directory was removed.
-func (c *claim) deleteAtOnce(v *volume, copied bool) (done bool, err error) {
-	if v.Shared || v.onDelete() == retainData {
+func (c *claim) deleteAtOnce(v *records.Volume, copied bool) (done bool, err error) {
+	if v.Shared || v.DeletePolicy() == retainData {
 		return false, nil
 	}
 	gone, err := c.isGone(v)
-	if err != nil || (!gone && v.onDelete() == archiveData) {
+	if err != nil || (!gone && v.DeletePolicy() == archiveData) {
 		return false, err
 	}
 	if !gone {
@@ -138,9 +140,9 @@ func (c *claim) deleteAtOnce(v *volume, copied bool) (done bool, err error) {
 	}
 	if err == nil {
 		c.untouched = true
-		err = c.remove(c.ctx, c.recordPath(volumesDir, v.key))
+		err = c.records().Remove(c.ctx, c.records().RecordPath(records.VolumesDir, v.Key))
 		if err == nil && copied {
-			err = c.forgetCopies(c.ctx, v.object)
+			err = c.forgetCopies(c.ctx, v.Object)
 		}
 	}
 	c.Keep = err != nil && !isFinal(err)
@@ -150,7 +152,7 @@ func (c *claim) deleteAtOnce(v *volume, copied bool) (done bool, err error) {
 // isGone reports whether v, which is ready, has no directory: the path is free, or an earlier call
 // or a person has removed the directory, and another volume has the path since. Errors:
 // backend.ErrPrecondition if the directory may be that of another program.
-func (c *claim) isGone(v *volume) (bool, error) {
+func (c *claim) isGone(v *records.Volume) (bool, error) {
 	dir, err := c.share.Stat(c.ctx, c.path(v.SubDir))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -175,3 +177,6 @@ func (c *claim) isGone(v *volume) (bool, error) {
 	}
 	return false, nil
 }
+
+// isForeign reports whether id is a handle of csi-driver-smb: its parts are separated by "#".
+func isForeign(id string) bool { return strings.Contains(id, "#") }

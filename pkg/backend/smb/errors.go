@@ -8,6 +8,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 )
 
 // ignore returns err unless it is target.
@@ -18,8 +19,8 @@ func ignore(err, target error) error {
 	return err
 }
 
-// isFinal reports whether the caller does not repeat a call that fails with err: the call must leave
-// nothing behind.
+// isFinal reports whether the caller does not repeat a call that fails with err: the call must
+// leave nothing behind.
 func isFinal(err error) bool {
 	return !errors.Is(err, backend.ErrBusy) && !errors.Is(err, backend.ErrUnavailable) &&
 		!errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
@@ -28,7 +29,7 @@ func isFinal(err error) bool {
 // errUnprepared reports a source without the directories of its store. Every volume and snapshot of
 // the source was made after them, so they are lost, or the server has not mounted a filesystem.
 var errUnprepared = fmt.Errorf("%w: the source has no directory %s/%s: mount its filesystem on the server, or make "+
-	"the directory if all volumes of the source are gone", backend.ErrPrecondition, metaDir, workDir)
+	"the directory if all volumes of the source are gone", backend.ErrPrecondition, records.MetaDir, records.WorkDir)
 
 // classified gives an error of package client without a class the class of an error that the caller
 // repeats: the step that failed depends on a state that another process, or a person, has changed.

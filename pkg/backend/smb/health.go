@@ -9,20 +9,21 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // Health returns the conditions of a volume.
 func (b *Backend) Health(ctx context.Context, id string) ([]backend.Condition, error) {
-	o, err := parseObject(volumeid.Volume, id)
+	o, err := records.ParseObject(volumeid.Volume, id)
 	if err != nil {
 		return nil, err
 	}
-	s, err := b.store(ctx, o.source, nil, client.Calls)
+	s, err := b.store(ctx, o.Source, nil, client.Calls)
 	if err == nil {
 		defer s.close()
-		var v *volume
+		var v *records.Volume
 		if v, err = s.liveVolume(ctx, o); err == nil {
 			return s.conditions(ctx, v)
 		}
@@ -30,28 +31,28 @@ func (b *Backend) Health(ctx context.Context, id string) ([]backend.Condition, e
 	if c, ok := unreadable(o, err); ok {
 		return []backend.Condition{c}, nil
 	}
-	if c, ok := condition(o.source, err); ok && !errors.Is(err, errNotListed) {
+	if c, ok := condition(o.Source, err); ok && !errors.Is(err, errNotListed) {
 		return []backend.Condition{c}, nil
 	}
 	return nil, err
 }
 
 // unreadable returns the condition of a volume whose record cannot be used because of err.
-func unreadable(o object, err error) (backend.Condition, bool) {
+func unreadable(o records.Object, err error) (backend.Condition, bool) {
 	switch {
 	case errors.Is(err, record.ErrNewer):
 		return backend.Condition{Severity: backend.Inaccessible, Reason: "RecordOfNewerVersion",
 			Message: fmt.Sprintf("%v: run the release that made it, or a newer release", err)}, true
-	case isUnreadable(err):
+	case records.IsUnreadable(err):
 		return backend.Condition{Severity: backend.Inaccessible, Reason: "RecordUnreadable",
-			Message: fmt.Sprintf("%v: restore %s/%s/%s/%s from a backup of the server", err, o.source, metaDir,
-				volumesDir, o.key+recordSuffix)}, true
+			Message: fmt.Sprintf("%v: restore %s/%s/%s/%s from a backup of the server", err, o.Source, records.MetaDir,
+				records.VolumesDir, o.Key+records.RecordSuffix)}, true
 	}
 	return backend.Condition{}, false
 }
 
 // conditions returns the conditions of a volume whose record could be read.
-func (s *store) conditions(ctx context.Context, v *volume) ([]backend.Condition, error) {
+func (s *store) conditions(ctx context.Context, v *records.Volume) ([]backend.Condition, error) {
 	e, err := s.share.Stat(ctx, s.path(v.SubDir))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !e.Dir:
@@ -94,13 +95,13 @@ func (b *Backend) ListHealth(ctx context.Context, after string,
 		id         string
 		conditions []backend.Condition
 	}
-	found, more, err := listed(ctx, b, b.shares.sources(), volumesDir, volumeid.Volume, after, limit,
+	found, more, err := listed(ctx, b, b.shares.sources(), records.VolumesDir, volumeid.Volume, after, limit,
 		func(ctx context.Context, s *store, e client.Entry) (*sick, error) {
 			v, err := s.listedVolume(ctx, e)
-			if c, ok := unreadable(object{e.Name, s.source}, err); ok {
-				return &sick{object{e.Name, s.source}.String(), []backend.Condition{c}}, nil
+			if c, ok := unreadable(records.Object{Key: e.Name, Source: s.source}, err); ok {
+				return &sick{records.Object{Key: e.Name, Source: s.source}.String(), []backend.Condition{c}}, nil
 			}
-			if err != nil || v.State != ready {
+			if err != nil || v.State != records.Ready {
 				return nil, err
 			}
 			conditions, err := s.conditions(ctx, v)

@@ -13,17 +13,18 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // makeSimple makes v with an empty directory directly in the source. The creation of the directory
 // is exclusive, so that no record is necessary before it: the marker shows a later process that the
 // directory may be ours. The marker stays if it is unknown whether the directory was made.
-func (c *claim) makeSimple(v *volume) (err error) {
+func (c *claim) makeSimple(v *records.Volume) (err error) {
 	existed := false // before any attempt to make v
 	defer func() { c.Keep = err != nil && !isFinal(err) && !existed }()
 	if c.began != "" && c.began != v.SubDir { // of a request with another directory
-		if err := c.dropUnrecorded(v.object); err != nil {
+		if err := c.dropUnrecorded(v.Object); err != nil {
 			return err
 		}
 		c.began = ""
@@ -51,8 +52,8 @@ func (c *claim) makeSimple(v *volume) (err error) {
 	case err != nil:
 		return err
 	}
-	v.State = ready
-	err = c.create(c.ctx, volumesDir, volumeFormat, v.object, v)
+	v.State = records.Ready
+	err = c.records().Create(c.ctx, records.VolumesDir, records.VolumeFormat, v.Object, v)
 	if err != nil && isFinal(err) {
 		if e := c.share.Remove(c.ctx, dir); e != nil {
 			return fmt.Errorf("%w: %w, and the directory could not be removed: %w", backend.ErrUnavailable, err, e)
@@ -63,18 +64,18 @@ func (c *claim) makeSimple(v *volume) (err error) {
 
 // makeEmpty makes the directory of v, which does not exist. The caller has claimed v. old is the
 // record that an earlier attempt has left, or nil.
-func (s *store) makeEmpty(ctx context.Context, v, old *volume) error {
+func (s *store) makeEmpty(ctx context.Context, v, old *records.Volume) error {
 	if old != nil {
 		v.Created = old.Created // rollBack compares it
 	} else {
-		if err := s.create(ctx, volumesDir, volumeFormat, v.object, v); err != nil {
+		if err := s.records().Create(ctx, records.VolumesDir, records.VolumeFormat, v.Object, v); err != nil {
 			return err
 		}
 	}
 	err := s.makeDirectory(ctx, v, old)
 	if err == nil {
-		v.State = ready
-		err = s.replace(ctx, volumesDir, volumeFormat, v.object, v)
+		v.State = records.Ready
+		err = s.records().Replace(ctx, records.VolumesDir, records.VolumeFormat, v.Object, v)
 		if err != nil && isFinal(err) {
 			if e := s.rollBack(ctx, v); e != nil {
 				return fmt.Errorf("%w: %w, and the directory could not be removed: %w", backend.ErrUnavailable, err, e)
@@ -85,7 +86,7 @@ func (s *store) makeEmpty(ctx context.Context, v, old *volume) error {
 	if isFinal(err) {
 		_, e := s.unfinished(ctx, v)
 		if e == nil {
-			e = s.remove(ctx, s.recordPath(volumesDir, v.key))
+			e = s.records().Remove(ctx, s.records().RecordPath(records.VolumesDir, v.Key))
 		}
 		if e != nil {
 			return fmt.Errorf("%w: %w, and the record could not be removed: %w", backend.ErrUnavailable, err, e)
@@ -96,7 +97,7 @@ func (s *store) makeEmpty(ctx context.Context, v, old *volume) error {
 
 // makeDirectory makes the directory of v with its parents, or finds the directory of an earlier
 // attempt. The record of v exists, so that a call for an overlapping directory finds it.
-func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
+func (s *store) makeDirectory(ctx context.Context, v, old *records.Volume) error {
 	err := s.makeParents(ctx, v)
 	if err != nil {
 		return err
@@ -127,7 +128,7 @@ func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
 	case v.Shared && e.Dir && !e.Link:
 		return s.overlaps(ctx, v) // a volume that was made directly in the source, since the call before
 	case old != nil:
-		ours, err := s.isOurs(ctx, v, e, s.recordPath(volumesDir, v.key))
+		ours, err := s.isOurs(ctx, v, e, s.records().RecordPath(records.VolumesDir, v.Key))
 		if ours || err != nil {
 			return err
 		}
@@ -137,7 +138,7 @@ func (s *store) makeDirectory(ctx context.Context, v, old *volume) error {
 
 // makeParents makes the directories around that of v. Errors: backend.ErrPrecondition if one of
 // them is the source of other volumes.
-func (s *store) makeParents(ctx context.Context, v *volume) error {
+func (s *store) makeParents(ctx context.Context, v *records.Volume) error {
 	parents := strings.Split(v.SubDir, "/")
 	for i := range len(parents) - 1 {
 		parent := s.path(parents[:i+1]...)
@@ -147,7 +148,7 @@ func (s *store) makeParents(ctx context.Context, v *volume) error {
 		} else if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		switch _, err := s.share.Stat(ctx, path.Join(parent, metaDir)); {
+		switch _, err := s.share.Stat(ctx, path.Join(parent, records.MetaDir)); {
 		case err == nil:
 			return fmt.Errorf("%w: %s is in the directory %s of another class's source: name that source, or choose "+
 				"another subDir", backend.ErrPrecondition, s.where(v), parent)
@@ -159,8 +160,8 @@ func (s *store) makeParents(ctx context.Context, v *volume) error {
 }
 
 // makeCopy makes v with the content of c. The caller has claimed v.
-func (s *store) makeCopy(ctx context.Context, v, old *volume, o backend.CreateOptions, c *copying) error {
-	return s.whileReading(ctx, c.source, v.object, func(ctx context.Context) error {
+func (s *store) makeCopy(ctx context.Context, v, old *records.Volume, o backend.CreateOptions, c *copying) error {
+	return s.whileReading(ctx, c.source, v.Object, func(ctx context.Context) error {
 		src, err := s.copySource(ctx, c.from) // from now on the source cannot be deleted
 		if err == nil {
 			v.Size, err = sizeOf(o, src.size)
@@ -174,17 +175,17 @@ func (s *store) makeCopy(ctx context.Context, v, old *volume, o backend.CreateOp
 			}
 			return err
 		}
-		v.State = creating
+		v.State = records.Creating
 		if old != nil {
 			v.Created = old.Created // rollBack compares it
 		} else {
-			if err := s.create(ctx, volumesDir, volumeFormat, v.object, v); err != nil {
+			if err := s.records().Create(ctx, records.VolumesDir, records.VolumeFormat, v.Object, v); err != nil {
 				return err
 			}
 		}
 		if err = s.makeDirectory(ctx, v, old); err == nil {
-			v.State = made
-			err = s.replace(ctx, volumesDir, volumeFormat, v.object, v)
+			v.State = records.Made
+			err = s.records().Replace(ctx, records.VolumesDir, records.VolumeFormat, v.Object, v)
 		}
 		if err == nil {
 			err = s.copyData(ctx, src.dir, v.SubDir, c.job)
@@ -193,8 +194,8 @@ func (s *store) makeCopy(ctx context.Context, v, old *volume, o backend.CreateOp
 			_, err = s.copySource(ctx, c.from) // not deleted meanwhile by a process that did not know of the copy
 		}
 		if err == nil {
-			v.State = ready
-			err = s.replace(ctx, volumesDir, volumeFormat, v.object, v)
+			v.State = records.Ready
+			err = s.records().Replace(ctx, records.VolumesDir, records.VolumeFormat, v.Object, v)
 		}
 		if err != nil && isFinal(err) {
 			if e := s.rollBack(ctx, v); e != nil {
@@ -226,13 +227,13 @@ func (s *store) copyData(ctx context.Context, from, to string, job *jobs.Job) er
 // copying is a copy in progress.
 type copying struct {
 	from   origin
-	source object
+	source records.Object
 	job    *jobs.Job
 }
 
 // content is a directory that can be copied.
 type content struct {
-	object
+	records.Object
 	dir  string // path in the store
 	size int64  // bytes of the volume or snapshot
 }
@@ -244,14 +245,14 @@ func (s *store) copySource(ctx context.Context, from origin) (content, error) {
 		return content{}, err
 	}
 	if from.snapshot != "" {
-		n, err := s.readSnapshot(ctx, o)
-		if err == nil && n.State != ready {
+		n, err := s.records().ReadSnapshot(ctx, o)
+		if err == nil && n.State != records.Ready {
 			err = fmt.Errorf("%w: snapshot %s", backend.ErrNotFound, o)
 		}
 		if err != nil {
 			return content{}, err
 		}
-		return content{o, n.dir(), n.Size}, nil
+		return content{o, n.Dir(), n.Size}, nil
 	}
 	v, err := s.liveVolume(ctx, o)
 	if err != nil {
@@ -262,15 +263,15 @@ func (s *store) copySource(ctx context.Context, from origin) (content, error) {
 
 // originOf returns the object of an origin. Errors: backend.ErrNotFound; ErrInvalid if it is in
 // another store.
-func (s *store) originOf(from origin) (object, error) {
+func (s *store) originOf(from origin) (records.Object, error) {
 	kind := volumeid.Volume
 	if from.snapshot != "" {
 		kind = volumeid.Snapshot
 	}
-	o, err := parseObject(kind, cmp.Or(from.volume, from.snapshot))
-	if err == nil && fold(o.source.String()) != fold(s.source.String()) {
+	o, err := records.ParseObject(kind, cmp.Or(from.volume, from.snapshot))
+	if err == nil && records.Fold(o.Source.String()) != records.Fold(s.source.String()) {
 		err = fmt.Errorf("%w: the content source is in %s, the volume in %s: a copy must have the same source",
-			backend.ErrInvalid, o.source, s.source)
+			backend.ErrInvalid, o.Source, s.source)
 	}
 	return o, err
 }

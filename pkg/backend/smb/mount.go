@@ -12,6 +12,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -25,7 +26,7 @@ import (
 // tickets of the host, which this process cannot verify. Tickets of the secret are written for the
 // kernel: see keepTickets.
 func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
-	o, notOurs := parseObject(volumeid.Volume, id)
+	o, notOurs := records.ParseObject(volumeid.Volume, id)
 	if notOurs != nil && a.Context[sourceKey] == "" {
 		return mounter.Mount{}, fmt.Errorf("%w, and no source in the attributes of the volume", notOurs)
 	}
@@ -35,7 +36,7 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if err := checkAccess(a); err != nil {
 		return mounter.Mount{}, err
 	}
-	source := o.source
+	source := o.Source
 	if notOurs != nil {
 		var err error
 		if source, err = parseSource(a.Context[sourceKey]); err != nil {
@@ -56,7 +57,7 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	s := &store{Backend: b, share: share, source: source}
 	defer s.close()
 	volumeContext := a.Context
-	var v *volume // nil: of an administrator, or the credentials must not read its record
+	var v *records.Volume // nil: of an administrator, or the credentials must not read its record
 	if notOurs == nil {
 		if v, volumeContext, err = s.contextOf(ctx, o, a); err != nil {
 			return mounter.Mount{}, err
@@ -75,10 +76,11 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 // contextOf returns a volume and the volume context in its record. Errors: backend.ErrNotFound;
 // ErrInvalid if that of the request differs. Credentials that must not read the records are enough
 // to mount the directory in a complete volume context; the volume is nil then.
-func (s *store) contextOf(ctx context.Context, o object, a backend.Access) (*volume, map[string]string, error) {
+func (s *store) contextOf(ctx context.Context, o records.Object,
+	a backend.Access) (*records.Volume, map[string]string, error) {
 	v, err := s.liveVolume(ctx, o)
 	if errors.Is(err, backend.ErrDenied) && len(a.Context) == len(contextKeys) {
-		if a.Context[sourceKey] != o.source.String() {
+		if a.Context[sourceKey] != o.Source.String() {
 			return nil, nil, fmt.Errorf("%w: volume %s is not in %.128q", backend.ErrInvalid, o, a.Context[sourceKey])
 		}
 		return nil, a.Context, nil
@@ -86,7 +88,7 @@ func (s *store) contextOf(ctx context.Context, o object, a backend.Access) (*vol
 	if err != nil {
 		return nil, nil, err
 	}
-	want := v.context()
+	want := v.Context()
 	for _, key := range slices.Sorted(maps.Keys(a.Context)) {
 		if want[key] != a.Context[key] {
 			return nil, nil, fmt.Errorf("%w: volume %s has %s=%s, not %.128q", backend.ErrInvalid, o, key, want[key],
@@ -120,7 +122,7 @@ func checkContext(volumeContext map[string]string) error {
 
 // verify returns an error if the credentials cannot reach the directory of a volume, or if another
 // volume has the directory now. v may be nil.
-func (s *store) verify(ctx context.Context, v *volume, subDir string) error {
+func (s *store) verify(ctx context.Context, v *records.Volume, subDir string) error {
 	path := s.source.Path
 	if subDir != "" {
 		path = s.path(subDir)
@@ -146,8 +148,8 @@ func (b *Backend) supports(option string) bool {
 	return b.cfg.Images == nil || b.cfg.Images.Supports(mounter.Share, "", []string{option}) == nil
 }
 
-// mountOf returns the mount of a volume context. The options of a request and the login stay as they
-// are where the system does not have them: Mount refuses them.
+// mountOf returns the mount of a volume context. The options of a request and the login stay as
+// they are where the system does not have them: Mount refuses them.
 func (b *Backend) mountOf(source mounter.ShareSource, volumeContext map[string]string, a backend.Access,
 	login client.Login) (mounter.Mount, error) {
 	if subDir := volumeContext[subDirKey]; subDir != "" {

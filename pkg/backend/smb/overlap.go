@@ -10,6 +10,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -20,15 +21,15 @@ var errOverlap = fmt.Errorf("%w: the directories of two volumes overlap", backen
 // is the same. Two volumes with existing=use may have the same directory. A volume that is made
 // directly in the source has its directory before its record, so overlaps waits for those that are
 // being made. Errors: backend.ErrBusy.
-func (s *store) overlaps(ctx context.Context, v *volume) error {
+func (s *store) overlaps(ctx context.Context, v *records.Volume) error {
 	if err := s.awaitMakers(ctx, v); err != nil {
 		return err
 	}
-	mine := fold(v.SubDir)
-	return s.eachVolume(ctx, func(other *volume) error {
-		theirs := fold(other.SubDir)
+	mine := records.Fold(v.SubDir)
+	return s.eachVolume(ctx, func(other *records.Volume) error {
+		theirs := records.Fold(other.SubDir)
 		switch {
-		case other.key == v.key, v.Shared && other.Shared && mine == theirs:
+		case other.Key == v.Key, v.Shared && other.Shared && mine == theirs:
 			return nil
 		case overlap(mine, theirs):
 			return fmt.Errorf("%w: %s, and %s of volume %s", errOverlap, s.where(v), s.where(other), other)
@@ -39,7 +40,7 @@ func (s *store) overlaps(ctx context.Context, v *volume) error {
 
 // isNoSource returns backend.ErrPrecondition if the directory of v is the source of other volumes,
 // or is around a source in the file of shares.
-func (s *store) isNoSource(ctx context.Context, v *volume) error {
+func (s *store) isNoSource(ctx context.Context, v *records.Volume) error {
 	dir := s.source
 	dir.Path = s.path(v.SubDir)
 	sources := s.shares.sources()
@@ -48,7 +49,7 @@ func (s *store) isNoSource(ctx context.Context, v *volume) error {
 		return fmt.Errorf("%w: %s is around the source %s: choose another subDir", backend.ErrPrecondition, dir,
 			sources[inside])
 	}
-	_, err := s.share.Stat(ctx, path.Join(dir.Path, metaDir))
+	_, err := s.share.Stat(ctx, path.Join(dir.Path, records.MetaDir))
 	if err == nil {
 		return fmt.Errorf("%w: %s is the source of other volumes: delete these first, or choose another subDir",
 			backend.ErrPrecondition, dir)
@@ -58,7 +59,7 @@ func (s *store) isNoSource(ctx context.Context, v *volume) error {
 
 // isOurs reports whether an earlier attempt has made a directory: it is empty, and the server made
 // it after a file that the attempt has made. Errors: errOverlap if it is that of another volume.
-func (s *store) isOurs(ctx context.Context, v *volume, dir client.Entry, file string) (bool, error) {
+func (s *store) isOurs(ctx context.Context, v *records.Volume, dir client.Entry, file string) (bool, error) {
 	if !dir.Dir || dir.Link {
 		return false, nil
 	}
@@ -75,7 +76,7 @@ func (s *store) isOurs(ctx context.Context, v *volume, dir client.Entry, file st
 
 // isNewer reports whether the server made a directory after the record of v, which was written when
 // the directory of v existed.
-func (s *store) isNewer(ctx context.Context, v *volume, dir client.Entry) (bool, error) {
+func (s *store) isNewer(ctx context.Context, v *records.Volume, dir client.Entry) (bool, error) {
 	err := s.keepWritten(ctx, v)
 	return err == nil && dir.Created.After(v.Written), err
 }
@@ -83,11 +84,11 @@ func (s *store) isNewer(ctx context.Context, v *volume, dir client.Entry) (bool,
 // keepWritten sets v.Written, if it is not set, to the time at which the server has written the
 // record of v: a later record must not have a later time. The time of the write counts: on NTFS a
 // file that replaces another has the creation time of the other (tunneling).
-func (s *store) keepWritten(ctx context.Context, v *volume) error {
+func (s *store) keepWritten(ctx context.Context, v *records.Volume) error {
 	if !v.Written.IsZero() {
 		return nil
 	}
-	r, err := s.share.Stat(ctx, s.recordPath(volumesDir, v.key))
+	r, err := s.share.Stat(ctx, s.records().RecordPath(records.VolumesDir, v.Key))
 	v.Written = r.Modified
 	return err
 }
@@ -102,7 +103,7 @@ func (s *store) isEmpty(ctx context.Context, dir string) (bool, error) {
 
 // foreign is the error for a directory that existed before: it names the volume that has the
 // directory, if any.
-func (s *store) foreign(ctx context.Context, v *volume) error {
+func (s *store) foreign(ctx context.Context, v *records.Volume) error {
 	if err := s.overlaps(ctx, v); err != nil {
 		return err
 	}

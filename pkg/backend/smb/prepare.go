@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 )
 
 // prepare makes the directories of the store. Errors: errUnprepared if this process has seen them
@@ -17,10 +18,10 @@ import (
 // volume.
 func (s *store) prepare(ctx context.Context) error {
 	s.mu.Lock()
-	seen := s.prepared[fold(s.source.String())]
+	seen := s.prepared[records.Fold(s.source.String())]
 	s.mu.Unlock()
 	if seen { // perhaps another call has just made them
-		_, err := s.share.Stat(ctx, s.meta(workDir))
+		_, err := s.share.Stat(ctx, s.meta(records.WorkDir))
 		if errors.Is(err, fs.ErrNotExist) {
 			err = errUnprepared
 		}
@@ -31,7 +32,7 @@ func (s *store) prepare(ctx context.Context) error {
 	}
 	// A missing directory of markers shows that the store is not prepared, so this directory is
 	// last.
-	for _, dir := range []string{"", volumesDir, snapshotsDir, trashDir, workDir} {
+	for _, dir := range []string{"", records.VolumesDir, records.SnapshotsDir, trashDir, records.WorkDir} {
 		switch err := s.share.Mkdir(ctx, s.meta(dir)); {
 		case errors.Is(err, fs.ErrNotExist):
 			return fmt.Errorf("%w: there is no directory %s", backend.ErrPrecondition, s.source)
@@ -52,9 +53,9 @@ func (s *store) checkAncestors(ctx context.Context) error {
 		}
 		outer := &store{Backend: s.Backend, share: s.share, source: s.source}
 		outer.source.Path = path.Join(elements[:i]...)
-		inner := fold(path.Join(elements[i:]...))
-		err := outer.eachVolume(ctx, func(v *volume) error {
-			if theirs := fold(v.SubDir); theirs == inner || within(inner, theirs) {
+		inner := records.Fold(path.Join(elements[i:]...))
+		err := outer.eachVolume(ctx, func(v *records.Volume) error {
+			if theirs := records.Fold(v.SubDir); theirs == inner || within(inner, theirs) {
 				return fmt.Errorf("%w: source %s is in the directory of volume %s: choose another source",
 					backend.ErrPrecondition, s.source, v)
 			}
@@ -87,7 +88,7 @@ func (s *store) withReserve(ctx context.Context, deletion func() error) error {
 	if !errors.Is(err, backend.ErrExhausted) {
 		return err
 	}
-	if err := s.remove(ctx, s.meta(reserveFile)); err != nil {
+	if err := s.records().Remove(ctx, s.meta(reserveFile)); err != nil {
 		return err
 	}
 	if err := deletion(); !errors.Is(err, backend.ErrExhausted) {

@@ -13,6 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -120,7 +121,7 @@ func TestSourcesAndVolumesAreApart(t *testing.T) {
 	if err := os.Rename(w.path("own"), w.path("teams", "one", "own")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(w.path("teams", "one", "own", metaDir), w.path("teams", "one", metaDir)); err != nil {
+	if err := os.Rename(w.path("teams", "one", "own", records.MetaDir), w.path("teams", "one", records.MetaDir)); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Delete(ctx, outer.ID, nil); !errors.Is(err, backend.ErrPrecondition) {

@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/lease"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -132,11 +133,11 @@ func (w *world) openOn(images mounter.Images) *Backend {
 	return b
 }
 
-// endRounds waits until b does not empty the trash of the source, and ends its rounds: only the test
-// empties the trash from then on.
+// endRounds waits until b does not empty the trash of the source, and ends its rounds: only the
+// test empties the trash from then on.
 func (w *world) endRounds(b *Backend) {
 	w.Helper()
-	name := fold(w.parsed().String())
+	name := records.Fold(w.parsed().String())
 	await.True(w, "the trash of the source is not being emptied", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()

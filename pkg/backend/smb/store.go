@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -48,30 +48,28 @@ func (s *store) shareName() mounter.ShareSource {
 
 // path returns the path on the share of a path in the store.
 func (s *store) path(elements ...string) string {
-	return path.Join(append([]string{s.source.Path}, elements...)...)
+	return s.records().Path(elements...)
 }
 
 // meta returns the path on the share of a path in .causeway.
 func (s *store) meta(elements ...string) string {
-	return s.path(append([]string{metaDir}, elements...)...)
+	return s.records().Meta(elements...)
 }
+
+// records returns the records of the store.
+func (s *store) records() *records.Store { return &records.Store{Share: s.share, Source: s.source} }
 
 // markPrepared remembers that the store has its directories.
 func (s *store) markPrepared() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.prepared[fold(s.source.String())] = true
+	s.prepared[records.Fold(s.source.String())] = true
 }
 
-// Directories and files of a store.
+// Directories and files of a store, beside those of package records.
 const (
-	metaDir      = ".causeway"
-	volumesDir   = "volumes"
-	snapshotsDir = "snapshots"
-	workDir      = "work"
-	trashDir     = "trash"
-	reserveFile  = "reserve"
-	recordSuffix = ".json"
+	trashDir    = "trash"
+	reserveFile = "reserve"
 )
 
 // login returns how to log in to the server of a source: with the secrets of a call, as a guest or

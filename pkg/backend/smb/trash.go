@@ -12,6 +12,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -19,7 +20,7 @@ import (
 // emptyTrash removes the content of the trash of a store in the background, unless a task is
 // already doing it. secrets are those of the call that filled the trash.
 func (b *Backend) emptyTrash(source mounter.ShareSource, secrets map[string]string) {
-	name := fold(source.String())
+	name := records.Fold(source.String())
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.emptying[name] {
@@ -90,12 +91,12 @@ func (b *Backend) emptyTrashNow(ctx context.Context, source mounter.ShareSource,
 func (s *store) removeTrash(ctx context.Context, name string) error {
 	key, _, _ := strings.Cut(name, "-")
 	if id, err := volumeid.Parse(key); err == nil && id.Kind == volumeid.Volume {
-		o := object{key, s.source}
-		v, err := s.readVolume(ctx, o)
-		if err == nil && v.Target == strings.Join([]string{metaDir, trashDir, name}, "/") {
+		o := records.Object{Key: key, Source: s.source}
+		v, err := s.records().ReadVolume(ctx, o)
+		if err == nil && v.Target == strings.Join([]string{records.MetaDir, trashDir, name}, "/") {
 			err = s.exclusively(ctx, o, func(ctx context.Context) error {
-				v, err := s.readVolume(ctx, o)
-				if err == nil && v.State == deleting {
+				v, err := s.records().ReadVolume(ctx, o)
+				if err == nil && v.State == records.Deleting {
 					err = s.finishDelete(ctx, v)
 				}
 				return err
@@ -127,7 +128,7 @@ func (s *store) sweep(ctx context.Context) error {
 		case e.Dir:
 			err = s.sweepCopies(ctx, e.Name, newest)
 		case succeeds, strings.Contains(e.Name, "."): // of a record that was not written
-			err = s.remove(ctx, s.meta(workDir, e.Name))
+			err = s.records().Remove(ctx, s.meta(records.WorkDir, e.Name))
 		default:
 			err = s.sweepMarker(ctx, e.Name)
 		}
@@ -152,7 +153,7 @@ func (s *store) sweepMarker(ctx context.Context, name string) error {
 	if s.hasRecord(l.Context(), name) {
 		return nil
 	}
-	return s.newClaim(l).dropUnrecorded(object{name, s.source})
+	return s.newClaim(l).dropUnrecorded(records.Object{Key: name, Source: s.source})
 }
 
 // sweepCopies removes the old markers of copies of an object, and their directory if it is empty.
@@ -171,7 +172,7 @@ func (s *store) sweepCopies(ctx context.Context, name string, newest time.Time) 
 		switch {
 		case newest.Sub(e.Modified) <= s.markerAge, succeeds && names[head]: // see sweep
 		case succeeds:
-			err = s.remove(ctx, s.meta(workDir, name, e.Name))
+			err = s.records().Remove(ctx, s.meta(records.WorkDir, name, e.Name))
 		default:
 			err = s.markers().Drop(ctx, name+"/"+e.Name)
 		}
@@ -179,5 +180,5 @@ func (s *store) sweepCopies(ctx context.Context, name string, newest time.Time) 
 			return err
 		}
 	}
-	return ignore(s.share.Remove(ctx, s.meta(workDir, name)), client.ErrNotEmpty)
+	return ignore(s.share.Remove(ctx, s.meta(records.WorkDir, name)), client.ErrNotEmpty)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -46,7 +47,7 @@ func (w *world) entries() (names []string) {
 		w.Fatal(err)
 	}
 	for _, e := range all {
-		if e.Name() != metaDir {
+		if e.Name() != records.MetaDir {
 			names = append(names, e.Name())
 		}
 	}
@@ -167,7 +168,7 @@ func TestAnExistingDirectoryIsNotTaken(t *testing.T) {
 				t.Fatalf("subDir %s: %+v, %v, want ErrPrecondition", subDir, v, err)
 			}
 		}
-		id, err := newObject('a', w.parsed(), o.Name)
+		id, err := records.NewObject('a', w.parsed(), o.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -247,7 +248,7 @@ func TestOnDelete(t *testing.T) {
 		}
 		w.holds("precious", filepath.Base(archives[0]), "data")
 	}
-	if trash, err := os.ReadDir(w.path(metaDir, trashDir)); err != nil || len(trash) > 0 {
+	if trash, err := os.ReadDir(w.path(records.MetaDir, trashDir)); err != nil || len(trash) > 0 {
 		t.Errorf("the trash has %v, %v", trash, err)
 	}
 }
@@ -266,12 +267,12 @@ func TestForeignHandles(t *testing.T) {
 			t.Errorf("Delete(%q) = %v, want ErrPrecondition", id, err)
 		}
 	}
-	o, err := newObject('a', w.parsed(), "none")
+	o, err := records.NewObject('a', w.parsed(), "none")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range []string{o.String() + "/..", o.String() + "/../x", strings.ToUpper(o.key) + "@x/y",
-		o.key + "@10.9.9.9/share", o.key, o.key + "@"} {
+	for _, id := range []string{o.String() + "/..", o.String() + "/../x", strings.ToUpper(o.Key) + "@x/y",
+		o.Key + "@10.9.9.9/share", o.Key, o.Key + "@"} {
 		if err := b.Delete(ctx, id, nil); err != nil {
 			t.Errorf("Delete(%q) = %v, want nil", id, err)
 		}
@@ -510,7 +511,7 @@ func TestAnOpenFileDoesNotStopTheTrash(t *testing.T) {
 		if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
 			return err
 		}
-		trash, err := os.ReadDir(w.path(metaDir, trashDir))
+		trash, err := os.ReadDir(w.path(records.MetaDir, trashDir))
 		if err == nil && len(trash) > 0 {
 			err = fmt.Errorf("the trash has %v", trash)
 		}

@@ -1,4 +1,4 @@
-package smb
+package records
 
 import (
 	"sync"
@@ -8,9 +8,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// recordCache keeps records that were listed, by path. A record that changes is another file with
+// Cache keeps records that were listed, by path. A record that changes is another file with
 // another time.
-type recordCache struct {
+type Cache struct {
 	mu    sync.Mutex
 	files map[string]cached
 }
@@ -24,8 +24,8 @@ type cached struct {
 // maxCached is the maximum number of records in a cache.
 const maxCached = 20000
 
-// get returns the record of a listed file, from the cache or by read.
-func (c *recordCache) get(path string, e client.Entry, read func() (any, error)) (any, error) {
+// Get returns the record of a listed file, from the cache or by read.
+func (c *Cache) Get(path string, e client.Entry, read func() (any, error)) (any, error) {
 	c.mu.Lock()
 	known, ok := c.files[path]
 	c.mu.Unlock()
@@ -45,7 +45,7 @@ func (c *recordCache) get(path string, e client.Entry, read func() (any, error))
 	return r, nil
 }
 
-// cacheKey returns the key of a record in the cache.
-func cacheKey(source mounter.ShareSource, dir, key string) string {
+// CacheKey returns the key of a record in the cache.
+func CacheKey(source mounter.ShareSource, dir, key string) string {
 	return source.String() + "\x00" + dir + "/" + key
 }
