@@ -126,6 +126,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/hostpath/internal/catalog": {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/smb":                       {[]string{"golang.org/x/sync", "sigs.k8s.io/yaml", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/fair", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/smb/internal/lease":        {[]string{module + "pkg/backend", module + "pkg/backend/smb/internal/client"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/smb/internal/records":      {[]string{module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/smb/internal/sharesim":     {[]string{module + "pkg/backend", module + "pkg/backend/smb/internal/client"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/smb/internal/client": {[]string{"github.com/cloudsoda/go-smb2", "github.com/jcmturner/gokrb5/v8", "golang.org/x/sync",
 		module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/lease"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 )
 
 // claim is the exclusive right to change an object, of a store.
@@ -21,7 +21,7 @@ type claim struct {
 
 // markers returns the directory of markers.
 func (s *store) markers() *lease.Dir {
-	return &lease.Dir{Process: s.process, Share: s.share, Path: s.meta(workDir), Store: s.source.String(),
+	return &lease.Dir{Process: s.process, Share: s.share, Path: s.meta(records.WorkDir), Store: s.source.String(),
 		OpenShare: func(ctx context.Context) (lease.Share, func(), error) {
 			share, err := s.openShare(ctx, s.source, s.login, client.Calls)
 			if err != nil {
@@ -51,14 +51,14 @@ func (s *store) confirm(ctx context.Context) error {
 
 // exclusively calls change while this process has the exclusive right to change an object. The
 // context of change ends with ctx, and when the right may be lost.
-func (s *store) exclusively(ctx context.Context, o object, change func(ctx context.Context) error) error {
+func (s *store) exclusively(ctx context.Context, o records.Object, change func(ctx context.Context) error) error {
 	return s.claimed(ctx, o, "", func(c *claim) error { return change(c.ctx) })
 }
 
 // claimed is exclusively for a change that needs to know of an earlier process. dir is the path in
 // the store of the directory that the change will make before the record of the object, or "".
-func (s *store) claimed(ctx context.Context, o object, dir string, change func(c *claim) error) error {
-	l, err := s.markers().Claim(ctx, o.key, o, dir)
+func (s *store) claimed(ctx context.Context, o records.Object, dir string, change func(c *claim) error) error {
+	l, err := s.markers().Claim(ctx, o.Key, o, dir)
 	if err != nil {
 		return err
 	}
@@ -73,61 +73,25 @@ func (s *store) newClaim(l *lease.Claim) *claim {
 	return c
 }
 
-// whileReading calls copyData while other processes know that this process copies the object from to
-// the object to. The context of copyData ends with ctx, and when they may no longer know.
-func (s *store) whileReading(ctx context.Context, from, to object, copyData func(ctx context.Context) error) error {
-	return s.markers().WhileReading(ctx, from.key, to.key, copyData)
+// whileReading calls copyData while other processes know that this process copies the object from
+// to the object to. The context of copyData ends with ctx, and when they may no longer know.
+func (s *store) whileReading(ctx context.Context, from, to records.Object,
+	copyData func(ctx context.Context) error) error {
+	return s.markers().WhileReading(ctx, from.Key, to.Key, copyData)
 }
 
 // readers returns ErrInUse while a process copies an object. copied reports whether there may be
 // markers of copies.
-func (s *store) readers(ctx context.Context, o object) (copied bool, err error) {
-	return s.markers().Readers(ctx, o.key, o)
+func (s *store) readers(ctx context.Context, o records.Object) (copied bool, err error) {
+	return s.markers().Readers(ctx, o.Key, o)
 }
 
 // explainFull makes the error of a claim on a full share one that the caller repeats, if an earlier
 // attempt to make o may have left something: a final error must not.
-func (s *store) explainFull(ctx context.Context, o object, err error) error {
-	if errors.Is(err, lease.ErrNoSuccessor) || (errors.Is(err, lease.ErrNoMarker) && s.hasRecord(ctx, o.key)) {
+func (s *store) explainFull(ctx context.Context, o records.Object, err error) error {
+	if errors.Is(err, lease.ErrNoSuccessor) || (errors.Is(err, lease.ErrNoMarker) && s.hasRecord(ctx, o.Key)) {
 		return fmt.Errorf("%w: free space on the share, so that an earlier attempt can be completed: %s",
 			backend.ErrUnavailable, err.Error())
 	}
 	return err
-}
-
-// hasRecord reports whether an object has a record, or may have one.
-func (s *store) hasRecord(ctx context.Context, key string) bool {
-	for _, dir := range []string{volumesDir, snapshotsDir} {
-		if _, err := s.share.Stat(ctx, s.recordPath(dir, key)); !errors.Is(err, fs.ErrNotExist) {
-			return true
-		}
-	}
-	return false
-}
-
-// errUnprepared reports a source without the directories of its store. Every volume and snapshot of
-// the source was made after them, so they are lost, or the server has not mounted a filesystem.
-var errUnprepared = fmt.Errorf("%w: the source has no directory %s/%s: mount its filesystem on the server, or make "+
-	"the directory if all volumes of the source are gone", backend.ErrPrecondition, metaDir, workDir)
-
-// classified gives an error of package client without a class the class of an error that the caller
-// repeats: the step that failed depends on a state that another process, or a person, has changed.
-func classified(err error) error {
-	for _, e := range []error{fs.ErrExist, fs.ErrNotExist} {
-		if errors.Is(err, e) && !hasClass(err) {
-			return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-		}
-	}
-	return err
-}
-
-func hasClass(err error) bool {
-	for _, class := range []error{backend.ErrUnavailable, backend.ErrPrecondition, backend.ErrBusy, backend.ErrInUse,
-		backend.ErrExists, backend.ErrNotFound, backend.ErrNotReady, backend.ErrInvalid, context.Canceled,
-		context.DeadlineExceeded} {
-		if errors.Is(err, class) {
-			return true
-		}
-	}
-	return false
 }

@@ -6,27 +6,28 @@ import (
 	"testing"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // FuzzParseObject: an ID that is accepted is the only text of its object, and leads nowhere else.
 func FuzzParseObject(f *testing.F) {
-	o, err := newObject(volumeid.Volume, mounter.ShareSource{Server: "nas", Share: "share", Path: "dir"}, "pvc-1")
+	o, err := records.NewObject(volumeid.Volume, mounter.ShareSource{Server: "nas", Share: "share", Path: "dir"}, "pvc-1")
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, id := range []string{o.String(), o.String() + "/..", o.key, o.key + "@NAS/share/dir", "a#b#c", ""} {
+	for _, id := range []string{o.String(), o.String() + "/..", o.Key, o.Key + "@NAS/share/dir", "a#b#c", ""} {
 		f.Add(id)
 	}
 	f.Fuzz(func(t *testing.T, id string) {
-		got, err := parseObject(volumeid.Volume, id)
+		got, err := records.ParseObject(volumeid.Volume, id)
 		if err != nil {
 			return
 		}
-		again, err := mounter.ParseShare(got.source.String())
-		if err != nil || again != got.source || got.String() != id || len(id) > maxID ||
-			path.Clean("/"+got.source.Path) != path.Join("/", got.source.Path) {
+		again, err := mounter.ParseShare(got.Source.String())
+		if err != nil || again != got.Source || got.String() != id || len(id) > records.MaxID ||
+			path.Clean("/"+got.Source.Path) != path.Join("/", got.Source.Path) {
 			t.Errorf("%q = %+v, %v", id, got, err)
 		}
 	})
@@ -46,7 +47,7 @@ func FuzzSubDir(f *testing.F) {
 		if subDir == "" || path.Clean("/"+subDir) != "/"+subDir || strings.ContainsAny(subDir, "\\:\x00\n") {
 			t.Errorf("%q = %q", template, subDir)
 		}
-		if first, _, _ := strings.Cut(subDir, "/"); strings.EqualFold(first, metaDir) {
+		if first, _, _ := strings.Cut(subDir, "/"); strings.EqualFold(first, records.MetaDir) {
 			t.Errorf("%q = %q, the directory of the records", template, subDir)
 		}
 		if _, err := mounter.ParseShare("//server/share/" + subDir); err != nil && len(subDir) < 900 {

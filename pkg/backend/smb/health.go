@@ -5,26 +5,25 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"sync"
-	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // Health returns the conditions of a volume.
 func (b *Backend) Health(ctx context.Context, id string) ([]backend.Condition, error) {
-	o, err := parseObject(volumeid.Volume, id)
+	o, err := records.ParseObject(volumeid.Volume, id)
 	if err != nil {
 		return nil, err
 	}
-	s, err := b.store(ctx, o.source, nil, client.Calls)
+	s, err := b.store(ctx, o.Source, nil, client.Calls)
 	if err == nil {
 		defer s.close()
-		var v *volume
+		var v *records.Volume
 		if v, err = s.liveVolume(ctx, o); err == nil {
 			return s.conditions(ctx, v)
 		}
@@ -32,28 +31,28 @@ func (b *Backend) Health(ctx context.Context, id string) ([]backend.Condition, e
 	if c, ok := unreadable(o, err); ok {
 		return []backend.Condition{c}, nil
 	}
-	if c, ok := condition(o.source, err); ok && !errors.Is(err, errNotListed) {
+	if c, ok := condition(o.Source, err); ok && !errors.Is(err, errNotListed) {
 		return []backend.Condition{c}, nil
 	}
 	return nil, err
 }
 
 // unreadable returns the condition of a volume whose record cannot be used because of err.
-func unreadable(o object, err error) (backend.Condition, bool) {
+func unreadable(o records.Object, err error) (backend.Condition, bool) {
 	switch {
 	case errors.Is(err, record.ErrNewer):
 		return backend.Condition{Severity: backend.Inaccessible, Reason: "RecordOfNewerVersion",
 			Message: fmt.Sprintf("%v: run the release that made it, or a newer release", err)}, true
-	case isUnreadable(err):
+	case records.IsUnreadable(err):
 		return backend.Condition{Severity: backend.Inaccessible, Reason: "RecordUnreadable",
-			Message: fmt.Sprintf("%v: restore %s/%s/%s/%s from a backup of the server", err, o.source, metaDir,
-				volumesDir, o.key+recordSuffix)}, true
+			Message: fmt.Sprintf("%v: restore %s/%s/%s/%s from a backup of the server", err, o.Source, records.MetaDir,
+				records.VolumesDir, o.Key+records.RecordSuffix)}, true
 	}
 	return backend.Condition{}, false
 }
 
 // conditions returns the conditions of a volume whose record could be read.
-func (s *store) conditions(ctx context.Context, v *volume) ([]backend.Condition, error) {
+func (s *store) conditions(ctx context.Context, v *records.Volume) ([]backend.Condition, error) {
 	e, err := s.share.Stat(ctx, s.path(v.SubDir))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !e.Dir:
@@ -96,13 +95,13 @@ func (b *Backend) ListHealth(ctx context.Context, after string,
 		id         string
 		conditions []backend.Condition
 	}
-	found, more, err := listed(ctx, b, b.shares.sources(), volumesDir, volumeid.Volume, after, limit,
+	found, more, err := listed(ctx, b, b.shares.sources(), records.VolumesDir, volumeid.Volume, after, limit,
 		func(ctx context.Context, s *store, e client.Entry) (*sick, error) {
 			v, err := s.listedVolume(ctx, e)
-			if c, ok := unreadable(object{e.Name, s.source}, err); ok {
-				return &sick{object{e.Name, s.source}.String(), []backend.Condition{c}}, nil
+			if c, ok := unreadable(records.Object{Key: e.Name, Source: s.source}, err); ok {
+				return &sick{records.Object{Key: e.Name, Source: s.source}.String(), []backend.Condition{c}}, nil
 			}
-			if err != nil || v.State != ready {
+			if err != nil || v.State != records.Ready {
 				return nil, err
 			}
 			conditions, err := s.conditions(ctx, v)
@@ -139,107 +138,4 @@ func (b *Backend) StorageHealth(ctx context.Context) (all []backend.Condition, e
 		}
 	}
 	return all, nil
-}
-
-// space is the space of the filesystem of a share.
-type space struct {
-	total, available int64 // bytes
-	err              error
-}
-
-// spaces keeps the space of each share in the file of shares, for the metrics.
-type spaces struct {
-	mu       sync.Mutex
-	bySource map[string]space
-}
-
-// measure asks for the space of a source.
-func (b *Backend) measure(ctx context.Context, source mounter.ShareSource) (u space) {
-	s, err := b.store(ctx, source, nil, client.Calls)
-	if err != nil {
-		return space{err: err}
-	}
-	defer s.close()
-	u.total, u.available, u.err = s.share.Space(ctx, source.Path)
-	return u
-}
-
-const (
-	spaceInterval = time.Minute
-	trashRounds   = 60 // intervals between two rounds of the trash
-	spaceLimit    = 10 * time.Second
-)
-
-// watch measures the shares in the file of shares again and again, and empties their trash: a
-// process that has ended may have left something.
-func (b *Backend) watch(ctx context.Context) {
-	for i := 0; ; i++ {
-		b.measureAll(ctx)
-		if i%trashRounds == 0 {
-			for _, source := range b.shares.sources() {
-				b.emptyTrash(source, nil)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(spaceInterval):
-		}
-	}
-}
-
-func (b *Backend) measureAll(ctx context.Context) {
-	var group sync.WaitGroup
-	var mu sync.Mutex
-	all := map[string]space{}
-	for _, source := range b.shares.sources() {
-		group.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, spaceLimit)
-			defer cancel()
-			u := b.measure(ctx, source)
-			mu.Lock()
-			defer mu.Unlock()
-			all[source.String()] = u
-		})
-	}
-	group.Wait()
-	b.space.mu.Lock()
-	defer b.space.mu.Unlock()
-	b.space.bySource = all
-}
-
-// Metrics returns the space of the shares in the file of shares, at most a minute old, and the
-// copies of this process. A share that could not be measured has the values 0.
-func (b *Backend) Metrics() (all []backend.Metric) {
-	b.space.mu.Lock()
-	defer b.space.mu.Unlock()
-	for _, source := range b.shares.sources() {
-		u, measured := b.space.bySource[source.String()]
-		up := 0.0
-		if measured && u.err == nil {
-			up = 1
-		}
-		gauge := func(name, help string, value float64) {
-			all = append(all, backend.Metric{Name: name, Help: help, Value: value,
-				Labels: map[string]string{"source": source.String()}})
-		}
-		gauge("share_up", "1 if the controller could use the share when it last measured the share, otherwise 0.", up)
-		gauge("share_size_bytes", "Size of the filesystem of the share.", float64(u.total))
-		gauge("share_available_bytes", "Bytes that are available on the share.", float64(u.available))
-	}
-	b.mu.Lock()
-	for _, source := range b.shares.sources() {
-		all = append(all, backend.Metric{Name: "trash_entries", Labels: map[string]string{"source": source.String()},
-			Help:  "Deleted objects whose directories could not be removed from the trash.",
-			Value: float64(b.stuck[source.String()])})
-	}
-	b.mu.Unlock()
-	stats := b.jobs.Stats()
-	return append(all,
-		backend.Metric{Name: "copies", Help: "Snapshots, restored volumes and clones that are being made.",
-			Value: float64(stats.Running)},
-		backend.Metric{Name: "copy_errors_total", Help: "Copies that failed.", Counter: true,
-			Value: float64(stats.Failed)},
-		backend.Metric{Name: "copied_bytes_total", Help: "Bytes of all copies.", Counter: true,
-			Value: float64(stats.Bytes)})
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
@@ -166,6 +167,7 @@ func (w *world) keepsTickets(realm *smbtest.Realm, first, second, strangers stri
 // expired waits until tickets of a second have expired.
 func expired(t *testing.T, file string) string {
 	t.Helper()
-	time.Sleep(2 * time.Second)
+	end := time.Now().Add(2 * time.Second)
+	await.True(t, "the tickets have expired", func() bool { return time.Now().After(end) })
 	return file
 }

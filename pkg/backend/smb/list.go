@@ -11,18 +11,10 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
-
-// liveVolume reads the record of a volume that is ready. Errors: backend.ErrNotFound.
-func (s *store) liveVolume(ctx context.Context, o object) (*volume, error) {
-	v, err := s.readVolume(ctx, o)
-	if err == nil && v.State != ready {
-		err = fmt.Errorf("%w: volume %s", backend.ErrNotFound, o)
-	}
-	return v, err
-}
 
 // Get returns the volume.
 func (b *Backend) Get(ctx context.Context, id string, secrets map[string]string) (backend.Volume, error) {
@@ -30,15 +22,15 @@ func (b *Backend) Get(ctx context.Context, id string, secrets map[string]string)
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	return v.public(), nil
+	return v.Public(), nil
 }
 
-func (b *Backend) find(ctx context.Context, id string, secrets map[string]string) (*volume, error) {
-	o, err := parseObject(volumeid.Volume, id)
+func (b *Backend) find(ctx context.Context, id string, secrets map[string]string) (*records.Volume, error) {
+	o, err := records.ParseObject(volumeid.Volume, id)
 	if err != nil {
 		return nil, err
 	}
-	s, err := b.store(ctx, o.source, secrets, client.Calls)
+	s, err := b.store(ctx, o.Source, secrets, client.Calls)
 	if err != nil {
 		return nil, err
 	}
@@ -48,16 +40,16 @@ func (b *Backend) find(ctx context.Context, id string, secrets map[string]string
 
 // List returns the volumes of the shares in the file of shares.
 func (b *Backend) List(ctx context.Context, after string, limit int) (page []backend.Volume, more bool, err error) {
-	records, more, err := listed(ctx, b, b.shares.sources(), volumesDir, volumeid.Volume, after, limit,
-		func(ctx context.Context, s *store, e client.Entry) (*volume, error) {
+	found, more, err := listed(ctx, b, b.shares.sources(), records.VolumesDir, volumeid.Volume, after, limit,
+		func(ctx context.Context, s *store, e client.Entry) (*records.Volume, error) {
 			v, err := s.listedVolume(ctx, e)
-			if err == nil && v.State != ready {
+			if err == nil && v.State != records.Ready {
 				return nil, nil
 			}
 			return v, err
 		})
-	for _, v := range records {
-		page = append(page, v.public())
+	for _, v := range found {
+		page = append(page, v.Public())
 	}
 	return page, more, err
 }
@@ -67,30 +59,30 @@ func (b *Backend) ListSnapshots(ctx context.Context, source, after string,
 	limit int) (page []backend.Snapshot, more bool, err error) {
 	sources := b.shares.sources()
 	if source != "" {
-		o, err := parseObject(volumeid.Volume, source)
+		o, err := records.ParseObject(volumeid.Volume, source)
 		if err != nil {
 			return nil, false, nil
 		}
 		sources = slices.DeleteFunc(sources, func(s mounter.ShareSource) bool {
-			return fold(s.String()) != fold(o.source.String())
+			return records.Fold(s.String()) != records.Fold(o.Source.String())
 		})
 	}
-	records, more, err := listed(ctx, b, sources, snapshotsDir, volumeid.Snapshot, after, limit,
-		func(ctx context.Context, s *store, e client.Entry) (*snapshot, error) {
-			r, err := s.cache.get(cacheKey(s.source, snapshotsDir, e.Name), e, func() (any, error) {
-				n, err := s.readSnapshot(ctx, object{e.Name, s.source})
+	found, more, err := listed(ctx, b, sources, records.SnapshotsDir, volumeid.Snapshot, after, limit,
+		func(ctx context.Context, s *store, e client.Entry) (*records.Snapshot, error) {
+			r, err := s.cache.Get(records.CacheKey(s.source, records.SnapshotsDir, e.Name), e, func() (any, error) {
+				n, err := s.records().ReadSnapshot(ctx, records.Object{Key: e.Name, Source: s.source})
 				return n, err
 			})
 			if err != nil {
 				return nil, err
 			}
-			if n := r.(*snapshot); n.State == ready && (source == "" || n.Volume == source) {
+			if n := r.(*records.Snapshot); n.State == records.Ready && (source == "" || n.Volume == source) {
 				return n, nil
 			}
 			return nil, nil
 		})
-	for _, n := range records {
-		page = append(page, n.public())
+	for _, n := range found {
+		page = append(page, n.Public())
 	}
 	return page, more, err
 }
@@ -121,13 +113,13 @@ func listed[R any](ctx context.Context, b *Backend, sources []mounter.ShareSourc
 	}
 	var candidates []candidate
 	for _, s := range stores {
-		entries, err := s.keys(ctx, dir, kind)
+		entries, err := s.records().Keys(ctx, dir, kind)
 		if err != nil {
 			return nil, false, err
 		}
 		for _, e := range entries {
-			id := object{e.Name, s.source}.String()
-			if _, err := parseObject(kind, id); err == nil && id > after {
+			id := records.Object{Key: e.Name, Source: s.source}.String()
+			if _, err := records.ParseObject(kind, id); err == nil && id > after {
 				candidates = append(candidates, candidate{s, e, id})
 			}
 		}
@@ -136,14 +128,14 @@ func listed[R any](ctx context.Context, b *Backend, sources []mounter.ShareSourc
 	for len(candidates) > 0 && len(page) < limit {
 		part := candidates[:min(len(candidates), limit-len(page))]
 		candidates = candidates[len(part):]
-		records := make([]*R, len(part))
+		found := make([]*R, len(part))
 		var group errgroup.Group // an error must not end the requests of the others, and with them the session
 		group.SetLimit(listAtOnce)
 		for i, c := range part {
 			group.Go(func() (err error) {
-				records[i], err = read(ctx, c.store, c.entry)
+				found[i], err = read(ctx, c.store, c.entry)
 				deleted := errors.Is(err, backend.ErrNotFound) // meanwhile
-				if deleted || isUnreadable(err) {
+				if deleted || records.IsUnreadable(err) {
 					return nil
 				}
 				return err
@@ -152,7 +144,7 @@ func listed[R any](ctx context.Context, b *Backend, sources []mounter.ShareSourc
 		if err := group.Wait(); err != nil {
 			return nil, false, err
 		}
-		for _, r := range records {
+		for _, r := range found {
 			if r != nil {
 				page = append(page, r)
 			}
@@ -189,7 +181,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	if size > maxSize {
 		return 0, false, fmt.Errorf("%w: %d bytes: must be at most %d", backend.ErrOutOfRange, size, int64(maxSize))
 	}
-	v, err := b.change(ctx, id, o.Secrets, func(v *volume) (changed bool, err error) {
+	v, err := b.change(ctx, id, o.Secrets, func(v *records.Volume) (changed bool, err error) {
 		if o.Limit > 0 && v.Size > o.Limit {
 			return false, fmt.Errorf("%w: volume %s has %d bytes, and at most %d are requested",
 				backend.ErrOutOfRange, id, v.Size, o.Limit)
@@ -206,13 +198,13 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 
 // Modify changes what Delete does with the directory of a volume.
 func (b *Backend) Modify(ctx context.Context, id string, parameters, secrets map[string]string) error {
-	if _, err := parseObject(volumeid.Volume, id); err != nil {
+	if _, err := records.ParseObject(volumeid.Volume, id); err != nil {
 		return err
 	}
 	if err := checkMutable(parameters, true); err != nil {
 		return err
 	}
-	_, err := b.change(ctx, id, secrets, func(v *volume) (changed bool, err error) {
+	_, err := b.change(ctx, id, secrets, func(v *records.Volume) (changed bool, err error) {
 		value, ok := parameters[onDeleteKey]
 		if !ok || value == v.OnDelete {
 			return false, nil
@@ -225,12 +217,12 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, secrets map
 
 // change changes the record of a volume, and returns the volume.
 func (b *Backend) change(ctx context.Context, id string, secrets map[string]string,
-	edit func(v *volume) (changed bool, err error)) (*volume, error) {
-	o, err := parseObject(volumeid.Volume, id)
+	edit func(v *records.Volume) (changed bool, err error)) (*records.Volume, error) {
+	o, err := records.ParseObject(volumeid.Volume, id)
 	if err != nil {
 		return nil, err
 	}
-	s, err := b.store(ctx, o.source, secrets, client.Calls)
+	s, err := b.store(ctx, o.Source, secrets, client.Calls)
 	if err != nil {
 		return nil, repeated(err)
 	}
@@ -238,7 +230,7 @@ func (b *Backend) change(ctx context.Context, id string, secrets map[string]stri
 	if _, err := s.liveVolume(ctx, o); err != nil {
 		return nil, repeated(err)
 	}
-	var v *volume
+	var v *records.Volume
 	err = s.exclusively(ctx, o, func(ctx context.Context) error {
 		if v, err = s.liveVolume(ctx, o); err != nil {
 			return err
@@ -250,18 +242,7 @@ func (b *Backend) change(ctx context.Context, id string, secrets map[string]stri
 		if err := s.keepWritten(ctx, v); err != nil {
 			return err
 		}
-		return s.replace(ctx, volumesDir, volumeFormat, o, v)
+		return s.records().Replace(ctx, records.VolumesDir, records.VolumeFormat, o, v)
 	})
 	return v, repeated(err)
-}
-
-// repeated makes errors of a share, which the resizer takes for final, or for those of a volume in
-// use, ones that it repeats.
-func repeated(err error) error {
-	for _, class := range []error{backend.ErrExhausted, backend.ErrPrecondition, backend.ErrNotReady} {
-		if errors.Is(err, class) {
-			return fmt.Errorf("%w: %s", backend.ErrUnavailable, err.Error())
-		}
-	}
-	return err
 }

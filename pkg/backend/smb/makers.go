@@ -6,15 +6,18 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // awaitMakers waits until every process that was making another volume directly in the source at
 // the time of the call, in a directory that overlaps with that of v, has written its record or
 // given up. Errors: backend.ErrBusy.
-func (s *store) awaitMakers(ctx context.Context, v *volume) error {
+func (s *store) awaitMakers(ctx context.Context, v *records.Volume) error {
 	entries, _, err := s.listMarkers(ctx, "")
 	if err != nil {
 		return ignore(err, fs.ErrNotExist)
@@ -22,7 +25,7 @@ func (s *store) awaitMakers(ctx context.Context, v *volume) error {
 	makers := map[string]*maker{}
 	for _, e := range entries {
 		id, err := volumeid.Parse(e.Name)
-		if err == nil && id.Kind == volumeid.Volume && !e.Dir && e.Name != v.key {
+		if err == nil && id.Kind == volumeid.Volume && !e.Dir && e.Name != v.Key {
 			makers[e.Name] = &maker{}
 		}
 	}
@@ -56,7 +59,7 @@ type maker struct {
 
 // waitsFor reports whether v must wait for a process that makes another volume. Each process of the
 // chain may have left a directory.
-func (s *store) waitsFor(ctx context.Context, v *volume, name string, m *maker) (bool, error) {
+func (s *store) waitsFor(ctx context.Context, v *records.Volume, name string, m *maker) (bool, error) {
 	dir := s.markers()
 	chain, err := dir.Chain(ctx, name)
 	if err != nil || len(chain) == 0 {
@@ -72,6 +75,18 @@ func (s *store) waitsFor(ctx context.Context, v *volume, name string, m *maker) 
 		return true, nil
 	}
 	return slices.ContainsFunc(chain.Dirs(), func(dir string) bool {
-		return overlap(fold(dir), fold(v.SubDir))
+		return overlap(records.Fold(dir), records.Fold(v.SubDir))
 	}), nil
+}
+
+// listMarkers lists the entries of a directory in that of markers, with the time of the newest.
+func (s *store) listMarkers(ctx context.Context, dir string) (entries []client.Entry, newest time.Time, err error) {
+	err = s.share.List(ctx, s.meta(records.WorkDir, dir), func(e client.Entry) error {
+		entries = append(entries, e)
+		if e.Modified.After(newest) {
+			newest = e.Modified
+		}
+		return nil
+	})
+	return entries, newest, err
 }

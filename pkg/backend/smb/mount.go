@@ -1,7 +1,6 @@
 package smb
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -26,7 +26,7 @@ import (
 // tickets of the host, which this process cannot verify. Tickets of the secret are written for the
 // kernel: see keepTickets.
 func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
-	o, notOurs := parseObject(volumeid.Volume, id)
+	o, notOurs := records.ParseObject(volumeid.Volume, id)
 	if notOurs != nil && a.Context[sourceKey] == "" {
 		return mounter.Mount{}, fmt.Errorf("%w, and no source in the attributes of the volume", notOurs)
 	}
@@ -36,7 +36,7 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if err := checkAccess(a); err != nil {
 		return mounter.Mount{}, err
 	}
-	source := o.source
+	source := o.Source
 	if notOurs != nil {
 		var err error
 		if source, err = parseSource(a.Context[sourceKey]); err != nil {
@@ -57,7 +57,7 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	s := &store{Backend: b, share: share, source: source}
 	defer s.close()
 	volumeContext := a.Context
-	var v *volume // nil: of an administrator, or the credentials must not read its record
+	var v *records.Volume // nil: of an administrator, or the credentials must not read its record
 	if notOurs == nil {
 		if v, volumeContext, err = s.contextOf(ctx, o, a); err != nil {
 			return mounter.Mount{}, err
@@ -73,16 +73,14 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	return m, err
 }
 
-// kerberosOption is the mount option for Kerberos.
-const kerberosOption = "sec=krb5"
-
 // contextOf returns a volume and the volume context in its record. Errors: backend.ErrNotFound;
 // ErrInvalid if that of the request differs. Credentials that must not read the records are enough
 // to mount the directory in a complete volume context; the volume is nil then.
-func (s *store) contextOf(ctx context.Context, o object, a backend.Access) (*volume, map[string]string, error) {
+func (s *store) contextOf(ctx context.Context, o records.Object,
+	a backend.Access) (*records.Volume, map[string]string, error) {
 	v, err := s.liveVolume(ctx, o)
 	if errors.Is(err, backend.ErrDenied) && len(a.Context) == len(contextKeys) {
-		if a.Context[sourceKey] != o.source.String() {
+		if a.Context[sourceKey] != o.Source.String() {
 			return nil, nil, fmt.Errorf("%w: volume %s is not in %.128q", backend.ErrInvalid, o, a.Context[sourceKey])
 		}
 		return nil, a.Context, nil
@@ -90,7 +88,7 @@ func (s *store) contextOf(ctx context.Context, o object, a backend.Access) (*vol
 	if err != nil {
 		return nil, nil, err
 	}
-	want := v.context()
+	want := v.Context()
 	for _, key := range slices.Sorted(maps.Keys(a.Context)) {
 		if want[key] != a.Context[key] {
 			return nil, nil, fmt.Errorf("%w: volume %s has %s=%s, not %.128q", backend.ErrInvalid, o, key, want[key],
@@ -124,7 +122,7 @@ func checkContext(volumeContext map[string]string) error {
 
 // verify returns an error if the credentials cannot reach the directory of a volume, or if another
 // volume has the directory now. v may be nil.
-func (s *store) verify(ctx context.Context, v *volume, subDir string) error {
+func (s *store) verify(ctx context.Context, v *records.Volume, subDir string) error {
 	path := s.source.Path
 	if subDir != "" {
 		path = s.path(subDir)
@@ -145,17 +143,13 @@ func (s *store) verify(ctx context.Context, v *volume, subDir string) error {
 	return ignore(err, backend.ErrDenied)
 }
 
-// Options that a mount has unless a request has others, and where the system has them: a Windows
-// node negotiates the dialect and the signatures with the server.
-var defaultOptions = []string{"vers=3", "file_mode=0777", "dir_mode=0777"}
-
 // supports reports whether a mount on this node can have an option.
 func (b *Backend) supports(option string) bool {
 	return b.cfg.Images == nil || b.cfg.Images.Supports(mounter.Share, "", []string{option}) == nil
 }
 
-// mountOf returns the mount of a volume context. The options of a request and the login stay as they
-// are where the system does not have them: Mount refuses them.
+// mountOf returns the mount of a volume context. The options of a request and the login stay as
+// they are where the system does not have them: Mount refuses them.
 func (b *Backend) mountOf(source mounter.ShareSource, volumeContext map[string]string, a backend.Access,
 	login client.Login) (mounter.Mount, error) {
 	if subDir := volumeContext[subDirKey]; subDir != "" {
@@ -200,37 +194,6 @@ func (b *Backend) mountOf(source mounter.ShareSource, volumeContext map[string]s
 	}
 	m.Options = options
 	return m, nil
-}
-
-// withOutage returns options with those of the parameter outage. Errors: backend.ErrInvalid if
-// options have the opposite.
-func withOutage(options []string, outage string) ([]string, error) {
-	add, opposite := []string{"soft"}, "hard"
-	if outage == "wait" {
-		// hard is a property of the kernel's session with the share: the first mount decides,
-		// unless the mount has a connection of its own.
-		add, opposite = []string{"hard", "nosharesock"}, "soft"
-	}
-	if slices.Contains(options, opposite) {
-		return nil, fmt.Errorf("%w: the mount option %s contradicts the parameter outage=%s", backend.ErrInvalid,
-			opposite, cmp.Or(outage, choices[outageKey][0]))
-	}
-	options = slices.Clone(options)
-	for _, o := range add {
-		if !slices.Contains(options, o) {
-			options = append(options, o)
-		}
-	}
-	return options, nil
-}
-
-// has reports whether options have the option o, perhaps with another value.
-func has(options []string, o string) bool {
-	name, _, _ := strings.Cut(o, "=")
-	return slices.ContainsFunc(options, func(other string) bool {
-		n, _, _ := strings.Cut(other, "=")
-		return n == name
-	})
 }
 
 // Owned returns m with options that give all files to a group. The modes of a class keep the rights

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
@@ -160,16 +161,13 @@ func (n *node) end(v *csi.Volume, targets ...string) {
 		n.ok(n.unpublish(v, target, time.Minute))
 	}
 	n.ok(n.unstage(v, time.Minute))
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		_, err := n.DeleteVolume(n.context(time.Minute), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
-		// The first call after a restart of the server sees the end of its session, and is
-		// repeated.
-		if status.Code(err) == codes.Unavailable && time.Now().Before(deadline) {
-			continue
-		}
-		n.ok(err)
-		return
-	}
+	// The first call after a restart of the server sees the end of its session, and is repeated.
+	var err error
+	await.True(n, "the server is available for the deletion", func() bool {
+		_, err = n.DeleteVolume(n.context(time.Minute), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+		return status.Code(err) != codes.Unavailable
+	})
+	n.ok(err)
 }
 
 // isFasterThanMounts compares the creation and deletion of a volume with the work of a controller
@@ -325,15 +323,12 @@ func (n *node) survivesSilence() {
 	if err := <-read; err == nil {
 		n.Error("the statistics of a silent share")
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
-		if now := n.level(); now.within(before) {
-			n.Logf("after 1,000 calls: %+v, before: %+v", now, before)
-			break
-		} else if time.Now().After(deadline) {
-			n.Errorf("after 1,000 calls: %+v, before: %+v", now, before)
-			break
+	await.NoError(n, "1,000 calls have left nothing", func() error {
+		if now := n.level(); !now.within(before) {
+			return fmt.Errorf("after 1,000 calls: %+v, before: %+v", now, before)
 		}
-	}
+		return nil
+	})
 	resumed()
 	n.ok(n.stage(v, "", n.password, time.Minute))
 	n.end(v)
@@ -397,18 +392,13 @@ func (n *node) survivesDeath() {
 	n.ok(n.publish(v, "during", "", "", time.Minute))
 	n.ok(n.Do("restart", ""))
 	begin := time.Now()
-	for deadline := begin.Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	await.NoError(n, "the open file works", func() error {
 		_, err := file.WriteAt([]byte("after"), 7)
 		if err == nil {
 			err = file.Sync()
 		}
-		if err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			n.Fatalf("the file is not usable %s after the return of the server: %v", time.Since(begin), err)
-		}
-	}
+		return err
+	})
 	n.Logf("the open file works %s after the return of the server", time.Since(begin))
 	for _, target := range []string{"pod", "during"} {
 		got, err := os.ReadFile(n.at(target, "log"))
@@ -448,21 +438,12 @@ func (n *node) rotates() {
 		n.Errorf("health: %v, want the condition CredentialsNotChanged: %v", health, !kept)
 	}
 	if !kept {
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
-			path := n.at("pod", "new")
-			err := os.WriteFile(path, []byte("x"), 0o600)
-			if err == nil {
-				n.ok(os.Symlink("new", n.at("pod", "link")))
-				info, err := os.Stat(n.at("pod", "link"))
-				n.ok(err)
-				if gid := info.Sys().(*syscall.Stat_t).Gid; gid != 4242 || info.Mode().Perm() != 0o777 {
-					n.Errorf("a new file has the group %d and the mode %s", gid, info.Mode())
-				}
-				break
-			}
-			if time.Now().After(deadline) {
-				n.Fatalf("the mount does not heal: %v", err)
-			}
+		await.NoError(n, "the mount heals", func() error { return os.WriteFile(n.at("pod", "new"), []byte("x"), 0o600) })
+		n.ok(os.Symlink("new", n.at("pod", "link")))
+		info, err := os.Stat(n.at("pod", "link"))
+		n.ok(err)
+		if gid := info.Sys().(*syscall.Stat_t).Gid; gid != 4242 || info.Mode().Perm() != 0o777 {
+			n.Errorf("a new file has the group %d and the mode %s", gid, info.Mode())
 		}
 	} else {
 		n.Log("this kernel cannot change the password of a mount")

@@ -9,16 +9,17 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // Parameters of a StorageClass.
 const (
-	sourceKey   = "source"   // //server[:port]/share[/directory]
-	subDirKey   = "subDir"   // directory of the volume, below the source; a template
-	onDeleteKey = "onDelete" // also mutable
-	encryptKey  = "encrypt"
-	outageKey   = "outage"
+	sourceKey   = records.SourceKey   // //server[:port]/share[/directory]
+	subDirKey   = records.SubDirKey   // directory of the volume, below the source; a template
+	onDeleteKey = records.OnDeleteKey // also mutable
+	encryptKey  = records.EncryptKey
+	outageKey   = records.OutageKey
 	existingKey = "existing"
 )
 
@@ -94,8 +95,8 @@ func parseSource(source string) (mounter.ShareSource, error) {
 		return s, fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 	}
 	for _, element := range append(strings.Split(s.Path, "/"), s.Share) {
-		if strings.EqualFold(element, metaDir) {
-			return s, fmt.Errorf("%w: source %s: the name %s is reserved", backend.ErrInvalid, s, metaDir)
+		if strings.EqualFold(element, records.MetaDir) {
+			return s, fmt.Errorf("%w: source %s: the name %s is reserved", backend.ErrInvalid, s, records.MetaDir)
 		}
 	}
 	return s, nil
@@ -168,8 +169,8 @@ func checkName(name string) error {
 		return fmt.Errorf("%.64q is the name of a device on Windows", name)
 	case shortName.MatchString(name):
 		return fmt.Errorf("%.64q has the form of a short name of Windows, and may name another file", name)
-	case fold(name) == metaDir:
-		return fmt.Errorf("the name %s is reserved", metaDir)
+	case records.Fold(name) == records.MetaDir:
+		return fmt.Errorf("the name %s is reserved", records.MetaDir)
 	case strings.HasPrefix(name, " "):
 		return fmt.Errorf("%.64q begins with a space", name)
 	}

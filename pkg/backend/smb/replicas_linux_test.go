@@ -78,8 +78,8 @@ func (w *world) isEmptyExceptMarkers(b *Backend) {
 // testLife is the life of markers in tests that wait for it.
 const testLife = 2 * time.Second
 
-// oneAtATime is for a test in which processes work one after the other: a process never gives up its
-// marker, also on a machine that is too busy to renew it in time.
+// oneAtATime is for a test in which processes work one after the other: a process never gives up
+// its marker, also on a machine that is too busy to renew it in time.
 func (w *world) oneAtATime() { w.life, w.lease = testLife, time.Hour }
 
 // TestTwoReplicas: 16 callers in two processes create, clone and delete the same volumes.

@@ -10,10 +10,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
+
+// written returns the time of a file that the server writes now.
+func (w *world) written(name string) time.Time {
+	w.Helper()
+	w.write("x", name)
+	info, err := os.Stat(w.path(name))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return info.ModTime()
+}
 
 // TestADirectoryThatAPersonHasReplaced: a person removes the directory of a volume, and another
 // volume is created with the same subDir. The first volume can neither be mounted nor delete the
@@ -26,7 +39,8 @@ func TestADirectoryThatAPersonHasReplaced(t *testing.T) {
 	if err := os.Remove(w.path("data")); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(20 * time.Millisecond) // the resolution of times on the server
+	before := w.written("first")
+	await.True(t, "the time of the server shows an order", func() bool { return w.written("next").After(before) })
 	second := w.create(b, w.claimed("pvc-2", subDirKey, "data"))
 	if err := os.WriteFile(w.path("data", "file"), []byte("precious"), 0o666); err != nil {
 		t.Fatal(err)
@@ -107,7 +121,7 @@ func TestSourcesAndVolumesAreApart(t *testing.T) {
 	if err := os.Rename(w.path("own"), w.path("teams", "one", "own")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(w.path("teams", "one", "own", metaDir), w.path("teams", "one", metaDir)); err != nil {
+	if err := os.Rename(w.path("teams", "one", "own", records.MetaDir), w.path("teams", "one", records.MetaDir)); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Delete(ctx, outer.ID, nil); !errors.Is(err, backend.ErrPrecondition) {

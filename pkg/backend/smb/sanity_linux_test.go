@@ -25,6 +25,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/sized"
 	"github.com/causeway-csi/causeway/internal/smbtest"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
@@ -48,7 +49,7 @@ type ids struct {
 }
 
 func (i ids) GenerateUniqueValidVolumeID() string {
-	o, err := newObject('a', i.world.parsed(), uuid.NewString())
+	o, err := records.NewObject('a', i.world.parsed(), uuid.NewString())
 	if err != nil {
 		panic(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/lease"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/sharesim"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -199,7 +200,7 @@ func isEmpty(w site, b *Backend) {
 // killed stay there for a day.
 func isEmptyExceptMarkers(w site, b *Backend) {
 	w.Helper()
-	for _, p := range below(w, metaDir+"/"+workDir) {
+	for _, p := range below(w, records.MetaDir+"/"+records.WorkDir) {
 		w.removeAll(p)
 	}
 	isEmpty(w, b)

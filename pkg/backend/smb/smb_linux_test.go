@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
@@ -131,20 +130,6 @@ func (w *world) openOn(images mounter.Images) *Backend {
 	}
 	w.Cleanup(func() { b.Close() })
 	return b
-}
-
-// endRounds waits until b does not empty the trash of the source, and ends its rounds: only the test
-// empties the trash from then on.
-func (w *world) endRounds(b *Backend) {
-	w.Helper()
-	name := fold(w.parsed().String())
-	await.True(w, "the trash of the source is not being emptied", func() bool {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		runs := b.emptying[name]
-		b.emptying[name] = true
-		return !runs
-	})
 }
 
 // path returns the path on this machine of a path in the source.

@@ -7,17 +7,13 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
-
-// dir returns the directory of the data of a snapshot, in the store.
-func (n *snapshot) dir() string { return strings.Join([]string{metaDir, snapshotsDir, n.key}, "/") }
 
 // Snapshot copies the directory of a volume, file by file: the snapshot is not of one point in
 // time.
@@ -25,34 +21,34 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
 		return backend.Snapshot{}, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 	}
-	volume, err := parseObject(volumeid.Volume, o.Source)
+	volume, err := records.ParseObject(volumeid.Volume, o.Source)
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
-	id, err := newObject(volumeid.Snapshot, volume.source, o.Name)
+	id, err := records.NewObject(volumeid.Snapshot, volume.Source, o.Name)
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
-	s, err := b.store(ctx, volume.source, o.Secrets, client.Calls)
+	s, err := b.store(ctx, volume.Source, o.Secrets, client.Calls)
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
 	defer s.close()
-	switch old, err := s.readSnapshot(ctx, id); {
-	case err == nil && old.State == ready:
-		return old.public(), old.fits(o.Source)
+	switch old, err := s.records().ReadSnapshot(ctx, id); {
+	case err == nil && old.State == records.Ready:
+		return old.Public(), old.Fits(o.Source)
 	case err != nil && !errors.Is(err, backend.ErrNotFound):
 		return backend.Snapshot{}, err
-	case err != nil && !b.jobs.Makes(id.key):
+	case err != nil && !b.jobs.Makes(id.Key):
 		if _, err := s.liveVolume(ctx, volume); err != nil {
 			return backend.Snapshot{}, err
 		}
 	}
-	n := &snapshot{object: id, Volume: o.Source}
+	n := &records.Snapshot{Object: id, Volume: o.Source}
 	n.Name = o.Name
-	err = b.jobs.RunOrJoin(ctx, id.key, "volume "+o.Source, []string{volume.key},
+	err = b.jobs.RunOrJoin(ctx, id.Key, "volume "+o.Source, []string{volume.Key},
 		func(ctx context.Context, job *jobs.Job) error {
-			s, err := b.store(ctx, volume.source, o.Secrets, client.Jobs)
+			s, err := b.store(ctx, volume.Source, o.Secrets, client.Jobs)
 			if err != nil {
 				return err
 			}
@@ -70,21 +66,13 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	return b.GetSnapshot(ctx, id.String(), o.Secrets)
 }
 
-// fits returns ErrExists if the snapshot is one of another volume.
-func (n *snapshot) fits(source string) error {
-	if n.Volume != source {
-		return fmt.Errorf("%w: snapshot %.64q of volume %s", backend.ErrExists, n.Name, n.Volume)
-	}
-	return nil
-}
-
 // takeSnapshot makes n, or finishes the work of an earlier attempt.
-func (s *store) takeSnapshot(ctx context.Context, n *snapshot, source object, job *jobs.Job) error {
-	err := s.exclusively(ctx, n.object, func(ctx context.Context) error {
-		old, err := s.readSnapshot(ctx, n.object)
+func (s *store) takeSnapshot(ctx context.Context, n *records.Snapshot, source records.Object, job *jobs.Job) error {
+	err := s.exclusively(ctx, n.Object, func(ctx context.Context) error {
+		old, err := s.records().ReadSnapshot(ctx, n.Object)
 		switch {
-		case err == nil && old.State == ready:
-			return old.fits(n.Volume)
+		case err == nil && old.State == records.Ready:
+			return old.Fits(n.Volume)
 		case err == nil:
 			if err := s.dropSnapshot(ctx, old); err != nil {
 				return err
@@ -92,38 +80,38 @@ func (s *store) takeSnapshot(ctx context.Context, n *snapshot, source object, jo
 		case !errors.Is(err, backend.ErrNotFound):
 			return err
 		}
-		return s.whileReading(ctx, source, n.object, func(ctx context.Context) error {
+		return s.whileReading(ctx, source, n.Object, func(ctx context.Context) error {
 			return s.copySnapshot(ctx, n, source, job)
 		})
 	})
-	return s.explainFull(ctx, n.object, err)
+	return s.explainFull(ctx, n.Object, err)
 }
 
 // copySnapshot copies the data of a volume to n, which does not exist. The caller has claimed n.
-func (s *store) copySnapshot(ctx context.Context, n *snapshot, source object, job *jobs.Job) error {
+func (s *store) copySnapshot(ctx context.Context, n *records.Snapshot, source records.Object, job *jobs.Job) error {
 	v, err := s.liveVolume(ctx, source)
 	if err != nil {
 		return err
 	}
-	n.State, n.Size, n.Created = creating, v.Size, now()
-	if err := s.create(ctx, snapshotsDir, snapshotFormat, n.object, n); err != nil {
+	n.State, n.Size, n.Created = records.Creating, v.Size, now()
+	if err := s.records().Create(ctx, records.SnapshotsDir, records.SnapshotFormat, n.Object, n); err != nil {
 		return err
 	}
-	err = s.share.Mkdir(ctx, s.path(n.dir()))
+	err = s.share.Mkdir(ctx, s.path(n.Dir()))
 	if errors.Is(err, fs.ErrExist) { // left by a process that has ended
 		if err = s.confirm(ctx); err == nil {
-			err = s.clear(ctx, s.path(n.dir()))
+			err = s.clear(ctx, s.path(n.Dir()))
 		}
 	}
 	if err == nil {
-		err = s.copyData(ctx, v.SubDir, n.dir(), job)
+		err = s.copyData(ctx, v.SubDir, n.Dir(), job)
 	}
 	if err == nil {
 		_, err = s.liveVolume(ctx, source) // not deleted meanwhile by a process that did not know of the copy
 	}
 	if err == nil {
-		n.State = ready
-		err = s.replace(ctx, snapshotsDir, snapshotFormat, n.object, n)
+		n.State = records.Ready
+		err = s.records().Replace(ctx, records.SnapshotsDir, records.SnapshotFormat, n.Object, n)
 	}
 	if err != nil && isFinal(err) {
 		if e := s.dropSnapshot(ctx, n); e != nil {
@@ -135,55 +123,56 @@ func (s *store) copySnapshot(ctx context.Context, n *snapshot, source object, jo
 
 // dropSnapshot moves the data of a snapshot into the trash and removes its record. The caller has
 // claimed it.
-func (s *store) dropSnapshot(ctx context.Context, n *snapshot) error {
-	if err := s.toTrash(ctx, n.key, n.dir()); err != nil {
+func (s *store) dropSnapshot(ctx context.Context, n *records.Snapshot) error {
+	if err := s.toTrash(ctx, n.Key, n.Dir()); err != nil {
 		return err
 	}
-	if err := s.remove(ctx, s.recordPath(snapshotsDir, n.key)); err != nil {
+	if err := s.records().Remove(ctx, s.records().RecordPath(records.SnapshotsDir, n.Key)); err != nil {
 		return err
 	}
-	return s.forgetCopies(ctx, n.object)
+	return s.forgetCopies(ctx, n.Object)
 }
 
 // GetSnapshot returns the snapshot.
 func (b *Backend) GetSnapshot(ctx context.Context, id string, secrets map[string]string) (backend.Snapshot, error) {
-	o, err := parseObject(volumeid.Snapshot, id)
+	o, err := records.ParseObject(volumeid.Snapshot, id)
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
-	s, err := b.store(ctx, o.source, secrets, client.Calls)
+	s, err := b.store(ctx, o.Source, secrets, client.Calls)
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
 	defer s.close()
-	n, err := s.readSnapshot(ctx, o)
-	if err == nil && n.State != ready {
+	n, err := s.records().ReadSnapshot(ctx, o)
+	if err == nil && n.State != records.Ready {
 		err = fmt.Errorf("%w: snapshot %s", backend.ErrNotFound, o)
 	}
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
-	return n.public(), nil
+	return n.Public(), nil
 }
 
 // DeleteSnapshot deletes a snapshot.
 func (b *Backend) DeleteSnapshot(ctx context.Context, id string, secrets map[string]string) error {
-	o, err := parseObject(volumeid.Snapshot, id)
+	o, err := records.ParseObject(volumeid.Snapshot, id)
 	if err != nil {
 		return nil
 	}
-	s, err := b.store(ctx, o.source, secrets, client.Calls)
+	s, err := b.store(ctx, o.Source, secrets, client.Calls)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if _, err := s.readSnapshot(ctx, o); errors.Is(err, backend.ErrNotFound) && !errors.Is(err, errEmpty) {
-		if _, err := s.share.Stat(ctx, s.meta(workDir)); errors.Is(err, fs.ErrNotExist) {
+	if _, err := s.records().ReadSnapshot(ctx, o); errors.Is(err, backend.ErrNotFound) &&
+		!errors.Is(err, records.ErrEmpty) {
+		if _, err := s.share.Stat(ctx, s.meta(records.WorkDir)); errors.Is(err, fs.ErrNotExist) {
 			return errUnprepared
 		}
 		return nil
 	}
-	end, err := b.jobs.Exclusive(o.key)
+	end, err := b.jobs.Exclusive(o.Key)
 	if err != nil {
 		return jobError(err)
 	}
@@ -192,45 +181,33 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string, secrets map[str
 		return s.exclusively(ctx, o, func(ctx context.Context) error { return s.deleteSnapshot(ctx, o) })
 	})
 	if err == nil {
-		b.emptyTrash(o.source, secrets)
+		b.emptyTrash(o.Source, secrets)
 	}
 	return err
 }
 
 // deleteSnapshot deletes a snapshot that the caller has claimed.
-func (s *store) deleteSnapshot(ctx context.Context, o object) error {
-	n, err := s.readSnapshot(ctx, o)
+func (s *store) deleteSnapshot(ctx context.Context, o records.Object) error {
+	n, err := s.records().ReadSnapshot(ctx, o)
 	switch {
-	case errors.Is(err, errEmpty):
-		return s.remove(ctx, s.recordPath(snapshotsDir, o.key))
+	case errors.Is(err, records.ErrEmpty):
+		return s.records().Remove(ctx, s.records().RecordPath(records.SnapshotsDir, o.Key))
 	case errors.Is(err, backend.ErrNotFound):
 		return nil
 	case err != nil:
 		return err
-	case n.State == ready: // a copy that begins after the record finds the snapshot deleted
+	case n.State == records.Ready: // a copy that begins after the record finds the snapshot deleted
 		if _, err := s.readers(ctx, o); err != nil {
 			return err
 		}
 		before := *n
-		n.State = deleting
-		if err := s.replace(ctx, snapshotsDir, snapshotFormat, o, n); err != nil {
+		n.State = records.Deleting
+		if err := s.records().Replace(ctx, records.SnapshotsDir, records.SnapshotFormat, o, n); err != nil {
 			return err
 		}
 		if _, err := s.readers(ctx, o); err != nil {
-			return errors.Join(err, s.replace(ctx, snapshotsDir, snapshotFormat, o, &before))
+			return errors.Join(err, s.records().Replace(ctx, records.SnapshotsDir, records.SnapshotFormat, o, &before))
 		}
 	}
 	return s.dropSnapshot(ctx, n)
-}
-
-// report passes the progress of a copy to its job.
-func report(ctx context.Context, p *client.Progress, job *jobs.Job) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(time.Second):
-			job.Report(jobs.Progress{Bytes: p.Bytes.Load()})
-		}
-	}
 }

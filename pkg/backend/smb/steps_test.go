@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/sharesim"
 )
 
@@ -25,6 +26,8 @@ const (
 	stopped               // and continues later
 	stoppedWithClocks     // and continues later, without noticing that
 )
+
+var ends = map[string]end{"killed": killed, "stopped": stopped, "stopped with its clocks": stoppedWithClocks}
 
 // endAt ends a process before the operation after a number of steps. reached is closed then. A
 // process that is stopped has no open file: the server would keep it open for hours.
@@ -54,11 +57,11 @@ func endAt(p *sharesim.Process, steps int, how end) (reached chan struct{}) {
 }
 
 // TestAProcessEndsAtSteps: before each operation on the server, the process dies, or is stopped for
-// longer than a marker lives, perhaps with its clocks. The next process finishes the call. A process
-// that was stopped continues then. Nothing is left when everything is deleted.
+// longer than a marker lives, perhaps with its clocks. The next process finishes the call. A
+// process that was stopped continues then. Nothing is left when everything is deleted.
 func TestAProcessEndsAtSteps(t *testing.T) {
 	for name, row := range interrupted {
-		for way, how := range map[string]end{"killed": killed, "stopped": stopped, "stopped with its clocks": stoppedWithClocks} {
+		for way, how := range ends {
 			t.Run(name+" "+way, func(t *testing.T) {
 				t.Parallel()
 				for step, done := 0, false; !done; step++ {
@@ -197,7 +200,7 @@ func TestAStoppedDeleteLeavesTheNextVolume(t *testing.T) {
 					op == "remove" && steps.Load() == int64(step):
 					return nil
 				}
-				if op == "read" && strings.Contains(path, "/"+workDir+"/") {
+				if op == "read" && strings.Contains(path, "/"+records.WorkDir+"/") {
 					confirmed.Store(true)
 				}
 				steps.Add(1)
@@ -259,7 +262,7 @@ func TestMakersOfOtherDirectoriesDelayNoCall(t *testing.T) {
 
 // loseRecord loses the connection before the record of a volume.
 func loseRecord(op, path string) error {
-	if op == "create" && strings.Contains(path, volumesDir) {
+	if op == "create" && strings.Contains(path, records.VolumesDir) {
 		return errLost
 	}
 	return nil
@@ -285,13 +288,13 @@ func TestADirectoryWithoutARecordIsRemoved(t *testing.T) {
 				p.Kill()
 				first.Close()
 				time.Sleep(48 * time.Hour)
-				w.write("", metaDir, workDir, "c.0123456789abcdef") // its time is that of the server
+				w.write("", records.MetaDir, records.WorkDir, "c.0123456789abcdef") // its time is that of the server
 				second.emptyTrashNow(context.Background(), w.parsed(), nil)
 				time.Sleep(time.Minute) // the marker does not change
 				second.emptyTrashNow(context.Background(), w.parsed(), nil)
-				w.removeAll(metaDir, workDir, "c.0123456789abcdef")
+				w.removeAll(records.MetaDir, records.WorkDir, "c.0123456789abcdef")
 			} else {
-				id, err := newObject('a', w.parsed(), o.Name)
+				id, err := records.NewObject('a', w.parsed(), o.Name)
 				if err != nil {
 					w.Fatal(err)
 				}
@@ -312,10 +315,10 @@ func TestTheTrashOfAFileThatStays(t *testing.T) {
 			w.Fatal(err)
 		}
 		const marker = "s.0123456789abcdef" // a record that was not written
-		w.write("", metaDir, workDir, marker)
+		w.write("", records.MetaDir, records.WorkDir, marker)
 		time.Sleep(48 * time.Hour)
-		w.write("", metaDir, workDir, "c.0123456789abcdef")
-		w.write("", metaDir, trashDir, "stuck", "file")
+		w.write("", records.MetaDir, records.WorkDir, "c.0123456789abcdef")
+		w.write("", records.MetaDir, trashDir, "stuck", "file")
 		p.Before = func(op, path string) error {
 			if op == "remove" && strings.Contains(path, "stuck") {
 				return fmt.Errorf("%w: the file stays", backend.ErrDenied)
@@ -325,7 +328,7 @@ func TestTheTrashOfAFileThatStays(t *testing.T) {
 		if err := b.emptyTrashNow(ctx, w.parsed(), nil); !errors.Is(err, backend.ErrDenied) {
 			w.Errorf("the trash with a file that stays: %v, want ErrDenied", err)
 		}
-		if w.exists(metaDir, workDir, marker) {
+		if w.exists(records.MetaDir, records.WorkDir, marker) {
 			w.Error("the old marker stays")
 		}
 	})

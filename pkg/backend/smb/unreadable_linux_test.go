@@ -9,6 +9,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 )
 
 // TestUnreadableRecords: a damaged record, and that of a newer release, affect their own objects
@@ -17,7 +18,7 @@ func TestUnreadableRecords(t *testing.T) {
 	for name, tc := range map[string]struct{ content, reason, says string }{
 		"torn":      {`{"version":1,"crc32c":"0`, "RecordUnreadable", "restore"},
 		"other sum": {`{"version":1,"crc32c":"00000000","data":{}}`, "RecordUnreadable", "restore"},
-		"too large": {strings.Repeat(" ", maxRecord+1), "RecordUnreadable", "restore"},
+		"too large": {strings.Repeat(" ", records.MaxSize+1), "RecordUnreadable", "restore"},
 		"newer":     {`{"version":99,"crc32c":"00000000","data":{}}`, "RecordOfNewerVersion", "newer release"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -39,9 +40,9 @@ func TestUnreadableRecords(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for dir, id := range map[string]string{volumesDir: spoiled.ID, snapshotsDir: o.ID} {
+			for dir, id := range map[string]string{records.VolumesDir: spoiled.ID, records.SnapshotsDir: o.ID} {
 				key, _, _ := strings.Cut(id, "@")
-				path := w.path(metaDir, dir, key+recordSuffix)
+				path := w.path(records.MetaDir, dir, key+records.RecordSuffix)
 				if _, err := os.Stat(path); err != nil {
 					t.Fatal(err)
 				}
@@ -93,7 +94,7 @@ func TestUnreadableRecords(t *testing.T) {
 			w.create(b, w.request("new"))
 			// The remedy of the page smb.md.
 			key, _, _ := strings.Cut(spoiled.ID, "@")
-			if err := os.Remove(w.path(metaDir, volumesDir, key+recordSuffix)); err != nil {
+			if err := os.Remove(w.path(records.MetaDir, records.VolumesDir, key+records.RecordSuffix)); err != nil {
 				t.Fatal(err)
 			}
 			if err := b.Delete(ctx, spoiled.ID, nil); err != nil {

@@ -8,14 +8,18 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -43,7 +47,7 @@ func (w *world) entries() (names []string) {
 		w.Fatal(err)
 	}
 	for _, e := range all {
-		if e.Name() != metaDir {
+		if e.Name() != records.MetaDir {
 			names = append(names, e.Name())
 		}
 	}
@@ -164,7 +168,7 @@ func TestAnExistingDirectoryIsNotTaken(t *testing.T) {
 				t.Fatalf("subDir %s: %+v, %v, want ErrPrecondition", subDir, v, err)
 			}
 		}
-		id, err := newObject('a', w.parsed(), o.Name)
+		id, err := records.NewObject('a', w.parsed(), o.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -244,7 +248,7 @@ func TestOnDelete(t *testing.T) {
 		}
 		w.holds("precious", filepath.Base(archives[0]), "data")
 	}
-	if trash, err := os.ReadDir(w.path(metaDir, trashDir)); err != nil || len(trash) > 0 {
+	if trash, err := os.ReadDir(w.path(records.MetaDir, trashDir)); err != nil || len(trash) > 0 {
 		t.Errorf("the trash has %v, %v", trash, err)
 	}
 }
@@ -263,12 +267,12 @@ func TestForeignHandles(t *testing.T) {
 			t.Errorf("Delete(%q) = %v, want ErrPrecondition", id, err)
 		}
 	}
-	o, err := newObject('a', w.parsed(), "none")
+	o, err := records.NewObject('a', w.parsed(), "none")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range []string{o.String() + "/..", o.String() + "/../x", strings.ToUpper(o.key) + "@x/y",
-		o.key + "@10.9.9.9/share", o.key, o.key + "@"} {
+	for _, id := range []string{o.String() + "/..", o.String() + "/../x", strings.ToUpper(o.Key) + "@x/y",
+		o.Key + "@10.9.9.9/share", o.Key, o.Key + "@"} {
 		if err := b.Delete(ctx, id, nil); err != nil {
 			t.Errorf("Delete(%q) = %v, want nil", id, err)
 		}
@@ -477,35 +481,42 @@ func TestAnOpenFileDoesNotStopTheTrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Release()
-	held := make(chan struct{})
-	released := make(chan struct{})
+	held, refused, released := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() { // a list keeps its directory open
 		defer close(released)
+		hold := sync.OnceFunc(func() {
+			close(held)
+			await.Receive(t, "the server has refused the deletion", refused)
+		})
 		other.List(ctx, w.parsed().Path+"/pvc-1", func(_ client.Entry) error {
-			select {
-			case <-held:
-			default:
-				close(held)
-				time.Sleep(300 * time.Millisecond)
-			}
+			hold()
 			return nil
 		})
 	}()
 	<-held
+	var attempts atomic.Int64
+	before := b.pool.Before
+	b.pool.Before = func(op, path string) error { // the second attempt follows a refusal
+		if strings.HasSuffix(path, "/pvc-1") && (op == "remove" || strings.HasPrefix(op, "move")) && attempts.Add(1) == 2 {
+			close(refused)
+		}
+		return nil
+	}
 	deleteUntil(t, b, v.ID)
 	<-released
+	b.pool.Before = before
 	w.create(b, w.claimed("pvc-2"))
 	deleteUntil(t, b, w.create(b, w.claimed("pvc-3")).ID)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	await.NoError(t, "the trash is empty", func() error {
 		if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
-			t.Fatal(err)
+			return err
 		}
-		if trash, err := os.ReadDir(w.path(metaDir, trashDir)); err == nil && len(trash) == 0 {
-			return
-		} else if time.Now().After(deadline) {
-			t.Fatalf("the trash has %v, %v", trash, err)
+		trash, err := os.ReadDir(w.path(records.MetaDir, trashDir))
+		if err == nil && len(trash) > 0 {
+			err = fmt.Errorf("the trash has %v", trash)
 		}
-	}
+		return err
+	})
 }
 
 // TestLinksOfTheServerAreNotFollowed: a local user of the server makes links that lead out of a

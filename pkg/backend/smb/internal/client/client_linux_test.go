@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -449,11 +450,12 @@ func TestASilentServer(t *testing.T) {
 		t.Errorf("Answers of a silent server: %v", err)
 	}
 	cancel()
-	for deadline := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > before+3; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+	await.NoError(t, "the goroutines have ended", func() error {
+		if n := runtime.NumGoroutine(); n > before+3 {
+			return fmt.Errorf("%d goroutines, %d before", n, before)
 		}
-	}
+		return nil
+	})
 	if err := b.Resume(); err != nil {
 		t.Fatal(err)
 	}

@@ -127,7 +127,7 @@ func (p *Pool) Open(ctx context.Context, src mounter.ShareSource, login Login, u
 // session returns a connected session and counts a user.
 func (p *Pool) session(ctx context.Context, src mounter.ShareSource, login Login, use Use) (*session, error) {
 	for {
-		s, dial, err := p.take(src, login, use)
+		s, dial, err := p.acquire(src, login, use)
 		if err != nil {
 			return nil, err
 		}
@@ -137,19 +137,19 @@ func (p *Pool) session(ctx context.Context, src mounter.ShareSource, login Login
 		select {
 		case <-s.ready:
 		case <-ctx.Done():
-			p.give(s)
+			p.giveBack(s)
 			return nil, ctx.Err()
 		}
 		switch {
 		case s.err == nil && (dial || p.works(ctx, s)):
 			return s, nil
 		case s.err == nil, !dial && isContext(s.err): // ended, or the call that dialed has ended
-			p.give(s)
+			p.giveBack(s)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
 		default:
-			p.give(s)
+			p.giveBack(s)
 			return nil, connectError{fmt.Errorf("connect to //%s/%s: %w", s.key.address, s.key.share,
 				convert(ctx, s.err))}
 		}
@@ -165,9 +165,9 @@ func isContext(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// take returns a session and counts a user. dial reports that the session is new and that the
+// acquire returns a session and counts a user. dial reports that the session is new and that the
 // caller has to connect it.
-func (p *Pool) take(src mounter.ShareSource, login Login, use Use) (s *session, dial bool, err error) {
+func (p *Pool) acquire(src mounter.ShareSource, login Login, use Use) (s *session, dial bool, err error) {
 	port := src.Port
 	if port == 0 {
 		port = smbPort
@@ -192,8 +192,8 @@ func (p *Pool) take(src mounter.ShareSource, login Login, use Use) (s *session, 
 	return s, dial, nil
 }
 
-// give ends a use of s. The last user of a dropped session closes it.
-func (p *Pool) give(s *session) {
+// giveBack ends a use of s. The last user of a dropped session closes it.
+func (p *Pool) giveBack(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.users--

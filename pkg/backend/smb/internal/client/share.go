@@ -44,7 +44,7 @@ type Share struct {
 func (s *Share) Release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pool.give(s.session)
+	s.pool.giveBack(s.session)
 }
 
 // live returns the session, or another one if it was dropped.
@@ -58,7 +58,7 @@ func (s *Share) live(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.pool.give(s.session)
+	s.pool.giveBack(s.session)
 	s.session = next
 	return next, nil
 }

@@ -39,7 +39,8 @@ const Patience = 2 * time.Second
 // pollInterval is the time between two reads of a marker.
 const pollInterval = 20 * time.Millisecond
 
-// Poll calls attempt until it returns true or an error, for Patience. done is false after that time.
+// Poll calls attempt until it returns true or an error, for Patience. done is false after that
+// time.
 func (p *Process) Poll(ctx context.Context, attempt func() (done bool, err error)) (done bool, err error) {
 	for start := p.clock.Now(); ; {
 		if done, err := attempt(); done || err != nil {
@@ -54,9 +55,9 @@ func (p *Process) Poll(ctx context.Context, attempt func() (done bool, err error
 	}
 }
 
-// Claim waits for the exclusive right to change an object. name is that of its marker, and object is
-// for errors. made is the path in the store of the directory that the caller will make before its
-// record, or "". Errors: backend.ErrBusy while another process has the right; those of Prepare;
+// Claim waits for the exclusive right to change an object. name is that of its marker, and object
+// is for errors. made is the path in the store of the directory that the caller will make before
+// its record, or "". Errors: backend.ErrBusy while another process has the right; those of Prepare;
 // ErrNoMarker and ErrNoSuccessor.
 func (d *Dir) Claim(ctx context.Context, name string, object fmt.Stringer, made string) (c *Claim, err error) {
 	done, err := d.Poll(ctx, func() (bool, error) {
@@ -311,8 +312,8 @@ func (c *Claim) Confirm(ctx context.Context, share Share) error {
 	return nil
 }
 
-// Release gives the right back. The first marker goes first: then no process can succeed the others.
-// With Keep the markers stay: a later process that succeeds them knows of this one.
+// Release gives the right back. The first marker goes first: then no process can succeed the
+// others. With Keep the markers stay: a later process that succeeds them knows of this one.
 func (c *Claim) Release(ctx context.Context) {
 	c.Stop()
 	if c.Keep || !c.Valid() { // invalid: another process may have succeeded it, and removes the chain

@@ -10,9 +10,9 @@
 // These rules keep two processes from holding the right at the same time, also when requests are
 // late, lost or repeated, and processes are stopped between any two steps:
 //
-//   - A process gives its marker up long before other processes take the marker for ended. No message
-//     leaves after that time: the storage asks the lease before each message, and the end of the
-//     lease resets the connection. See client.WithLease.
+//   - A process gives its marker up long before other processes take the marker for ended. No
+//     message leaves after that time: the storage asks the lease before each message, and the end of
+//     the lease resets the connection. See client.WithLease.
 //   - A process that succeeds a chain creates its marker first and compares the whole chain then. A
 //     process that renews its marker writes it first and looks for a successor then. One of the two
 //     finds the other.
@@ -64,8 +64,8 @@ type link struct {
 	path    string
 	content string
 	random  string // of the marker; empty if its process has ended between the creation and the write
-	// written is the time of the last write by the clock of the server. It is zero for a marker with
-	// a content, which its random number and its beat identify.
+	// written is the time of the last write by the clock of the server. It is zero for a marker
+	// with a content, which its random number and its beat identify.
 	written time.Time
 }
 

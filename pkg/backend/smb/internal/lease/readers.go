@@ -24,8 +24,8 @@ func Random() string {
 // the copies have ended, until the object is deleted.
 func ReadersDir(name string) string { return name + "+" }
 
-// WhileReading calls copyData while other processes know that this process copies the object from to
-// the object to, whose right it has. The context of copyData ends with ctx, and when they may no
+// WhileReading calls copyData while other processes know that this process copies the object from
+// to the object to, whose right it has. The context of copyData ends with ctx, and when they may no
 // longer know.
 func (d *Dir) WhileReading(ctx context.Context, from, to string, copyData func(ctx context.Context) error) error {
 	name := ReadersDir(from) + "/" + to

@@ -321,8 +321,8 @@ func (u unfenced) Remove(ctx context.Context, path string) error {
 	return u.Share.Remove(context.Background(), path)
 }
 
-// TestTheSimulationFindsLateRemovals: a removal that may arrive after the end of the lease frees the
-// head of a chain that another process has succeeded.
+// TestTheSimulationFindsLateRemovals: a removal that may arrive after the end of the lease frees
+// the head of a chain that another process has succeeded.
 func TestTheSimulationFindsLateRemovals(t *testing.T) {
 	const known, more = 1053, 10000 // the first schedule that found the defect, and others in case that it has changed
 	for seed := uint64(known); seed < known+more; seed += 2 {

@@ -31,7 +31,8 @@ type Faults struct {
 	Stop      float64 // the process stops before or after the message
 	StopLimit time.Duration
 
-	// Limits are those of the product. Half of the stalls and stops are about as long as one of them.
+	// Limits are those of the product. Half of the stalls and stops are about as long as one of
+	// them.
 	Limits []time.Duration
 
 	Freeze float64 // part of the stops in which the clock of the process stops, too
@@ -50,8 +51,8 @@ type Process struct {
 	// session. nil: not called.
 	Before func(op, path string) error
 
-	// After is called after each operation that has succeeded. Its error is that of the operation, and
-	// ends the session. nil: not called.
+	// After is called after each operation that has succeeded. Its error is that of the operation,
+	// and ends the session. nil: not called.
 	After func(op, path string) error
 
 	server *Server
@@ -106,7 +107,8 @@ func (p *Process) chance(probability float64) bool {
 	return p.random.Float64() < probability
 }
 
-// upTo returns a random duration. Nanoseconds keep events apart, so that a seed decides their order.
+// upTo returns a random duration. Nanoseconds keep events apart, so that a seed decides their
+// order.
 func (p *Process) upTo(limit time.Duration) time.Duration {
 	return time.Duration(p.Int64N(int64(max(limit, time.Microsecond)))) + 1
 }

@@ -2,13 +2,11 @@ package smb
 
 import (
 	"cmp"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 
@@ -16,6 +14,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -100,7 +99,7 @@ func parseShares(file []byte) ([]shareEntry, error) {
 		if e.source, err = parseSource(e.Source); err != nil {
 			return nil, fmt.Errorf("share %d: %w", i+1, err)
 		}
-		switch name := fold(e.source.String()); {
+		switch name := records.Fold(e.source.String()); {
 		case seen[name]:
 			return nil, fmt.Errorf("share %d: %s occurs twice", i+1, e.source)
 		case e.Guest == (e.Credentials != ""):
@@ -146,57 +145,6 @@ func (l *shareList) sources() (all []mounter.ShareSource) {
 // errNotListed reports a share for which this process has no credentials. Nothing is known of its
 // volumes.
 var errNotListed = fmt.Errorf("%w: no credentials", backend.ErrUnauthenticated)
-
-// login returns how to log in to the server of a source: with the secrets of a call, as a guest or
-// by the node's Kerberos tickets as its mount options say, or with the credentials of the entry for
-// the longest part of the source. Errors: backend.ErrUnauthenticated.
-func (b *Backend) login(source mounter.ShareSource, secrets map[string]string, options []string) (client.Login, error) {
-	if len(secrets) > 0 {
-		l := secretsOf(secrets)
-		l.Krb5Conf = b.cfg.Krb5Conf
-		if encoded := secrets[ccacheKey]; encoded != "" {
-			file, err := base64.StdEncoding.DecodeString(strings.TrimSpace(encoded))
-			if err != nil {
-				return l, fmt.Errorf("%w: the key %s of the secret must be base64", backend.ErrUnauthenticated,
-					ccacheKey)
-			}
-			l.CCache = file
-		}
-		if !l.Guest && !l.Kerberos() && l.User == "" {
-			return l, fmt.Errorf("%w: the secret for %s has no key %s", backend.ErrUnauthenticated, source, userKey)
-		}
-		return l, nil
-	}
-	if slices.Contains(options, "guest") {
-		return client.Login{Guest: true}, nil
-	}
-	var best *shareEntry
-	for _, e := range b.shares.current() {
-		if contains(e.source, source) && (best == nil || len(e.source.Path) > len(best.source.Path)) {
-			best = &e
-		}
-	}
-	switch {
-	case best == nil && b.cfg.Shares == "":
-		return client.Login{}, fmt.Errorf("%w: the call has no secret for %s: name a Secret in the class or the "+
-			"volume, or use the mount option guest", backend.ErrUnauthenticated, source)
-	case best == nil:
-		return client.Login{}, fmt.Errorf("%w for %s: list the share in %s, or name a Secret in the class",
-			errNotListed, source, b.cfg.Shares)
-	case best.Guest:
-		return client.Login{Guest: true}, nil
-	}
-	l, err := readLogin(best.Credentials)
-	l.Krb5Conf = b.cfg.Krb5Conf
-	return l, err
-}
-
-// contains reports whether inner is outer or a directory below it.
-func contains(outer, inner mounter.ShareSource) bool {
-	a, b := fold(outer.Path), fold(inner.Path)
-	return outer.Server == inner.Server && outer.Port == inner.Port && fold(outer.Share) == fold(inner.Share) &&
-		(a == "" || a == b || within(b, a))
-}
 
 // secretsOf returns the login of the secrets of a call, without a credential cache. A line break at
 // the end of a value is not part of it.

@@ -1,0 +1,112 @@
+package smb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// errOverlap is the error for a directory that overlaps with that of another volume.
+var errOverlap = fmt.Errorf("%w: the directories of two volumes overlap", backend.ErrPrecondition)
+
+// overlaps returns errOverlap if the directory of v is inside or around that of another volume, or
+// is the same. Two volumes with existing=use may have the same directory. A volume that is made
+// directly in the source has its directory before its record, so overlaps waits for those that are
+// being made. Errors: backend.ErrBusy.
+func (s *store) overlaps(ctx context.Context, v *records.Volume) error {
+	if err := s.awaitMakers(ctx, v); err != nil {
+		return err
+	}
+	mine := records.Fold(v.SubDir)
+	return s.eachVolume(ctx, func(other *records.Volume) error {
+		theirs := records.Fold(other.SubDir)
+		switch {
+		case other.Key == v.Key, v.Shared && other.Shared && mine == theirs:
+			return nil
+		case overlap(mine, theirs):
+			return fmt.Errorf("%w: %s, and %s of volume %s", errOverlap, s.where(v), s.where(other), other)
+		}
+		return nil
+	})
+}
+
+// isNoSource returns backend.ErrPrecondition if the directory of v is the source of other volumes,
+// or is around a source in the file of shares.
+func (s *store) isNoSource(ctx context.Context, v *records.Volume) error {
+	dir := s.source
+	dir.Path = s.path(v.SubDir)
+	sources := s.shares.sources()
+	inside := slices.IndexFunc(sources, func(other mounter.ShareSource) bool { return contains(dir, other) })
+	if inside >= 0 {
+		return fmt.Errorf("%w: %s is around the source %s: choose another subDir", backend.ErrPrecondition, dir,
+			sources[inside])
+	}
+	_, err := s.share.Stat(ctx, path.Join(dir.Path, records.MetaDir))
+	if err == nil {
+		return fmt.Errorf("%w: %s is the source of other volumes: delete these first, or choose another subDir",
+			backend.ErrPrecondition, dir)
+	}
+	return ignore(err, fs.ErrNotExist)
+}
+
+// isOurs reports whether an earlier attempt has made a directory: it is empty, and the server made
+// it after a file that the attempt has made. Errors: errOverlap if it is that of another volume.
+func (s *store) isOurs(ctx context.Context, v *records.Volume, dir client.Entry, file string) (bool, error) {
+	if !dir.Dir || dir.Link {
+		return false, nil
+	}
+	f, err := s.share.Stat(ctx, file)
+	if err != nil || dir.Created.Before(f.Created) {
+		return false, err
+	}
+	empty, err := s.isEmpty(ctx, s.path(v.SubDir))
+	if err != nil || !empty {
+		return false, err
+	}
+	return true, s.overlaps(ctx, v)
+}
+
+// isNewer reports whether the server made a directory after the record of v, which was written when
+// the directory of v existed.
+func (s *store) isNewer(ctx context.Context, v *records.Volume, dir client.Entry) (bool, error) {
+	err := s.keepWritten(ctx, v)
+	return err == nil && dir.Created.After(v.Written), err
+}
+
+// keepWritten sets v.Written, if it is not set, to the time at which the server has written the
+// record of v: a later record must not have a later time. The time of the write counts: on NTFS a
+// file that replaces another has the creation time of the other (tunneling).
+func (s *store) keepWritten(ctx context.Context, v *records.Volume) error {
+	if !v.Written.IsZero() {
+		return nil
+	}
+	r, err := s.share.Stat(ctx, s.records().RecordPath(records.VolumesDir, v.Key))
+	v.Written = r.Modified
+	return err
+}
+
+func (s *store) isEmpty(ctx context.Context, dir string) (bool, error) {
+	err := s.share.List(ctx, dir, func(client.Entry) error { return errFound })
+	if errors.Is(err, errFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// foreign is the error for a directory that existed before: it names the volume that has the
+// directory, if any.
+func (s *store) foreign(ctx context.Context, v *records.Volume) error {
+	if err := s.overlaps(ctx, v); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %s exists, and no record of this source names it: choose another subDir, or share the "+
+		"directory with existing=use", backend.ErrPrecondition, s.where(v))
+}
