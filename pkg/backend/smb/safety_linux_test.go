@@ -175,7 +175,9 @@ func TestTheFirstVolumesOfASource(t *testing.T) {
 		var group sync.WaitGroup
 		for i := range 16 {
 			group.Go(func() {
-				if _, err := b.Create(context.Background(), w.request(fmt.Sprint("pvc-", i))); err != nil {
+				if _, err := until(t, func() (backend.Volume, error) { // busy: a call waits for at most Patience
+					return b.Create(context.Background(), w.request(fmt.Sprint("pvc-", i)))
+				}); err != nil {
 					t.Error(err)
 				}
 			})
