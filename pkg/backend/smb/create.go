@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
@@ -121,7 +122,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 		err = b.copyTo(ctx, s, v, from, o, err == nil)
 	}
 	if err != nil {
-		return backend.Volume{}, jobError(err)
+		return backend.Volume{}, joberrors.Classify(err)
 	}
 	if from != (origin{}) { // perhaps made by the job of another call
 		if v, err = s.records().ReadVolume(ctx, v.Object); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -33,7 +34,7 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 	defer s.close()
 	end, err := b.jobs.Exclusive(o.Key)
 	if err != nil {
-		return jobError(err)
+		return joberrors.Classify(err)
 	}
 	defer end()
 	err = s.withReserve(ctx, func() error {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 )
 
@@ -62,22 +61,6 @@ func repeated(err error) error {
 		if errors.Is(err, class) {
 			return fmt.Errorf("%w: %s", backend.ErrUnavailable, err.Error())
 		}
-	}
-	return err
-}
-
-// conflicts are the classes of conflicts of jobs.
-var conflicts = map[jobs.Reason]error{jobs.Busy: backend.ErrBusy, jobs.Differs: backend.ErrExists,
-	jobs.InUse: backend.ErrInUse}
-
-// jobError gives an error of package jobs its class.
-func jobError(err error) error {
-	c := (*jobs.Conflict)(nil)
-	switch {
-	case errors.As(err, &c):
-		return fmt.Errorf("%w: %w", conflicts[c.Reason], err)
-	case errors.Is(err, jobs.ErrStopped):
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	}
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/joberrors"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
@@ -61,7 +62,7 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 			return s.takeSnapshot(ctx, n, volume, job)
 		})
 	if err != nil {
-		return backend.Snapshot{}, jobError(err)
+		return backend.Snapshot{}, joberrors.Classify(err)
 	}
 	return b.GetSnapshot(ctx, id.String(), o.Secrets)
 }
@@ -174,7 +175,7 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string, secrets map[str
 	}
 	end, err := b.jobs.Exclusive(o.Key)
 	if err != nil {
-		return jobError(err)
+		return joberrors.Classify(err)
 	}
 	defer end()
 	err = s.withReserve(ctx, func() error {
