@@ -58,7 +58,7 @@ type Jobs struct {
 	running   map[string]*Job // by the ID of the object that is made; a failed job stays until a call returns its error
 	readers   map[string]int  // number of jobs that read an object, by the object's ID
 	exclusive map[string]bool // objects in exclusive use by a call
-	held      map[string]int  // objects that must not be written to
+	blocked   map[string]int  // objects that must not be written to
 
 	copied atomic.Int64 // bytes, of all jobs that have ended
 	failed atomic.Int64
@@ -69,7 +69,7 @@ func New() *Jobs {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Jobs{
 		ctx: ctx, stop: stop,
-		running: map[string]*Job{}, readers: map[string]int{}, exclusive: map[string]bool{}, held: map[string]int{},
+		running: map[string]*Job{}, readers: map[string]int{}, exclusive: map[string]bool{}, blocked: map[string]int{},
 	}
 }
 
@@ -301,7 +301,7 @@ func (j *Jobs) Exclusive(ids ...string) (release func(), err error) {
 		case j.readers[id] > 0:
 			return nil, conflict(InUse, "%.128s is being copied", id)
 		case j.exclusive[id]:
-			return nil, conflict(Busy, "another call is deleting %.128s, or settling it", id)
+			return nil, conflict(Busy, "another call is deleting %.128s, or committing it", id)
 		}
 	}
 	for _, id := range ids {
@@ -324,15 +324,15 @@ func (j *Jobs) InExclusiveUse(id string) bool {
 	return j.exclusive[id]
 }
 
-// Hold marks an object whose data must not be written, until the caller calls release.
-func (j *Jobs) Hold(id string) (release func()) {
+// BlockWrites marks an object whose data must not be written, until the caller calls release.
+func (j *Jobs) BlockWrites(id string) (release func()) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.held[id]++
+	j.blocked[id]++
 	return func() {
 		j.mu.Lock()
 		defer j.mu.Unlock()
-		decrement(j.held, id)
+		decrement(j.blocked, id)
 	}
 }
 
@@ -340,7 +340,7 @@ func (j *Jobs) Hold(id string) (release func()) {
 func (j *Jobs) WritesBlocked(id string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.held[id] > 0
+	return j.blocked[id] > 0
 }
 
 // Stats are figures of the jobs that copy.
