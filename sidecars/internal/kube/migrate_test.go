@@ -5,9 +5,9 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,6 +55,22 @@ func write(t *testing.T, c kubernetes.Interface, l *coordinationv1.Lease) {
 	if _, err := c.CoordinationV1().Leases("ns").Update(t.Context(), l, metav1.UpdateOptions{}); err != nil {
 		t.Error(err)
 	}
+}
+
+// compareVersions lets a fake API server give each change of a lease a resource version, and refuse a
+// change of another version, as an API server does.
+func compareVersions(c *fake.Clientset) {
+	version := 0
+	c.PrependReactor("update", "leases", func(a ktesting.Action) (bool, runtime.Object, error) {
+		l := a.(ktesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+		stored, err := c.Tracker().Get(a.GetResource(), l.Namespace, l.Name)
+		if err == nil && stored.(*coordinationv1.Lease).ResourceVersion != l.ResourceVersion {
+			return true, nil, apierrors.NewConflict(coordinationv1.Resource("leases"), l.Name, errors.New("changed"))
+		}
+		version++
+		l.ResourceVersion = strconv.Itoa(version)
+		return false, nil, nil
+	})
 }
 
 // alive renews a lease until the returned function is called, and gives it up then.
@@ -319,17 +335,12 @@ func TestTheLossOfAnOldLeaseEndsTheProcess(t *testing.T) {
 			default: // it is said again at each look
 			}
 		}
-		// The fake API server does not compare resource versions.
-		var changed atomic.Bool
-		c.PrependReactor("update", "leases", func(a ktesting.Action) (bool, runtime.Object, error) {
-			l := a.(ktesting.UpdateAction).GetObject().(*coordinationv1.Lease)
-			return changed.Load() && l.Name == "old-a", nil, apierrors.NewConflict(coordinationv1.Resource("leases"),
-				l.Name, errors.New("changed"))
-		})
+		compareVersions(c)
 		r := begin(t, &e.election, c)
 		r.starts("a", "b", "c")
-		write(t, c, paper("old-a", "somebody"))
-		changed.Store(true)
+		theirs := paper("old-a", "somebody")
+		theirs.ResourceVersion = leaseOf(t, c, "old-a").ResourceVersion
+		write(t, c, theirs)
 		if err := <-lost; !errors.Is(err, sidecar.ErrLost) || !strings.Contains(err.Error(), "old-a") {
 			t.Errorf("got %v", err)
 		}
