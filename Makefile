@@ -62,6 +62,7 @@ cluster-demo: ## start a Kubernetes cluster on this machine, install the driver,
 	@$(GO) -C test/cluster run ./demo
 test: ## run all tests
 	$(NEED) test
+	@$(GO) version >/dev/null # fetches Go once, if it is missing
 	@$(MAKE) --no-print-directory -j2 test-root-module test-sidecars-module
 	@./hack/mounts --left-out
 # Side by side: while the last tests of the root module wait, the cores have the others.
@@ -82,9 +83,10 @@ race: ## run all tests with the race detector; needs a C compiler
 crash: ## kill the driver and cut the power at every crash point; make test runs a part of these
 	$(NEED) test
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
-crash-smb: ## interrupt calls on shares at every step (processes, connections, the server); make test runs a part of these
+crash-smb: ## interrupt calls on shares at every step (processes, connections, the server), and simulate 10,000 schedules of their lease; make test runs a part of these
 	$(NEED) test
-	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 40m -run 'Stopped|Killed|Lost|UsedAgain|WithoutItsSource' ./pkg/backend/smb
+	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 40m -run 'AtSteps|Lost|UsedAgain|WithoutItsSource|AStopped' ./pkg/backend/smb
+	GOGC=800 $(GO) test -count=1 -timeout 60m -run TestSchedules ./pkg/backend/smb/internal/lease -args -lease.schedules=10000
 hostile: ## run the attacks of tenants, and measure their effect on other volumes; make test runs a short form
 	$(NEED) test
 	@$(GO) run ./test/hostile

@@ -28,9 +28,10 @@ type Claim struct {
 	lose         context.CancelCauseFunc // ends ctx
 	stopRenewals func()                  // waits for their end
 
-	mu      sync.Mutex
-	last    time.Time // when the server last wrote the marker, or earlier
-	failure error     // of the last renewal
+	mu        sync.Mutex
+	last      time.Time // when the server last wrote the marker, or earlier
+	failure   error     // of the last renewal
+	succeeded bool      // another process has succeeded the marker: the lease has ended
 }
 
 // Patience is the maximum time for which a call waits for the marker of another process.
@@ -178,6 +179,9 @@ func (c *Claim) expired() error {
 func (c *Claim) left() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.succeeded {
+		return 0
+	}
 	return c.dir.Lease - c.dir.age(c.last)
 }
 
@@ -277,9 +281,12 @@ func (c *Claim) renew(ctx context.Context, share Share, m marker) error {
 
 var errLost = fmt.Errorf("%w: another process has succeeded the marker of this process", backend.ErrUnavailable)
 
-// lost ends the context of the claim for good.
+// lost ends the lease and the context of the claim for good.
 func (c *Claim) lost() error {
 	c.lose(errLost)
+	c.mu.Lock()
+	c.succeeded = true
+	c.mu.Unlock()
 	return errLost
 }
 
@@ -326,7 +333,7 @@ func (c *Claim) Release(ctx context.Context) {
 	}
 	ctx, end := c.guard(ctx)
 	defer end(context.Canceled)
-	if c.Succeeds() && c.Confirm(ctx, c.dir.Share) != nil { // the head may be that of another process
+	if c.Confirm(ctx, c.dir.Share) != nil { // the head may be that of another process: clocks can stop
 		return
 	}
 	for _, l := range c.chain {
