@@ -155,9 +155,19 @@ var never = map[string][]string{
 	linuxHalf + "/freeze":     linuxParts("image", "disk", "cifs", "linuxtest"),
 	linuxHalf + "/disk":       linuxParts("image", "freeze", "cifs", "linuxtest"),
 	linuxHalf + "/cifs":       linuxParts("loop", "tool", "filesystem", "image", "freeze", "disk", "linuxtest"),
-	"pkg/csidriver":           {module + "pkg/backend/"},
-	"pkg/driver":              {module + "pkg/backend/"},
+	linuxHalf:                 append(linuxParts("linuxtest"), module+"pkg/mounter/internal/links", machine),
+	"pkg/csidriver":           {module + "pkg/backend/", simulated},
+	"pkg/driver":              {module + "pkg/backend/", machine, simulated},
+	"pkg/backend":             {machine, simulated},
+	"pkg/backend/hostpath":    {machine, simulated},
+	"pkg/backend/smb":         {machine, simulated},
 }
+
+// Packages whose prefix, pkg/mounter, others may import.
+const (
+	machine   = module + "pkg/mounter/host"
+	simulated = module + "pkg/mounter/mountertest"
+)
 
 type pkg struct {
 	ImportPath string

@@ -101,9 +101,10 @@ func (g *Group[K, V]) Queue(ctx context.Context, key K, f func() (V, error)) (no
 	}
 }
 
-// named adds key to the error of a call that panicked: the call has added nothing.
+// named adds key to the error of a call that panicked or ended its goroutine: the call has added
+// nothing.
 func named[K any](key K, err error) error {
-	if p := (*guard.Panic)(nil); errors.As(err, &p) {
+	if p := (*guard.Panic)(nil); errors.As(err, &p) || errors.Is(err, errNoResult) {
 		return fmt.Errorf("%v: %w", key, err)
 	}
 	return err

@@ -88,14 +88,14 @@ func readOnlyFlag(src tree.Source) (int, error) {
 // stays read-only.
 func BecomesWritable(p tree.Handle, at tree.State) func() {
 	nothing := func() {}
+	if !wasWritable(p, at) { // first: to open a disk that does not answer can hang
+		return nothing
+	}
 	dev, err := openNumber(at.Device, 0) // not through the node, which would stay mounted
 	if err != nil {
 		return nothing
 	}
-	// While dev is open, no other device gets its number.
-	is, err := isRaw(p, at, at.Device)
-	_, wasReadOnly, _, failed := p.ReadBackingFlag()
-	if !is || err != nil || failed != nil || wasReadOnly != 0 {
+	if !wasWritable(p, at) { // while dev is open, no other device gets its number
 		dev.Close()
 		return nothing
 	}
@@ -103,6 +103,14 @@ func BecomesWritable(p tree.Handle, at tree.State) func() {
 		defer dev.Close()
 		tree.SetDeviceReadOnly(dev, false)
 	}
+}
+
+// wasWritable reports whether the node that is mounted at d is that of a BlockDevice which was writable
+// when it was staged.
+func wasWritable(p tree.Handle, at tree.State) bool {
+	is, err := isRaw(p, at, at.Device)
+	_, wasReadOnly, _, failed := p.ReadBackingFlag()
+	return is && err == nil && failed == nil && wasReadOnly == 0
 }
 
 // checkUnused returns ErrBusy for a device that another program has open exclusively.
