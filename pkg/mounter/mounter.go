@@ -85,8 +85,7 @@ func (m Mount) IsDevice() bool {
 // TooSmall is the error of a BlockDevice with fewer bytes than m.Size.
 func TooSmall(m Mount, size int64) error {
 	return fmt.Errorf("%w: %s has %d bytes, must have at least %d: attach the disk of this volume, or, if the disk "+
-		"grew, let the node"+
-		" see its new size", ErrDevice, m.Source, size, m.Size)
+		"grew, let the node see its new size", ErrDevice, m.Source, size, m.Size)
 }
 
 // BindFrom returns the bind mount whose source is the mount of m at path.
@@ -96,8 +95,7 @@ func (m Mount) BindFrom(path string) Mount {
 		again.Kind, again.Source = Device, filepath.Join(path, DeviceName)
 	}
 	for _, o := range m.Options {
-		if slices.Contains(options.Directory,
-			o) { // all others belong to the filesystem, and hold for all of its mounts
+		if slices.Contains(options.Directory, o) { // all others hold for all mounts of the filesystem
 			again.Options = append(again.Options, o)
 		}
 	}

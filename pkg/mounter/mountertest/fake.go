@@ -637,7 +637,7 @@ func (f *Fake) Usage(_ context.Context, path string) (mounter.Usage, error) {
 	return f.Capacity, nil
 }
 
-// look returns the state of path, or nil. Errors: ErrPath, fs.ErrNotExist for the parent.
+// statBelow returns the state of path, or nil. Errors: ErrPath, fs.ErrNotExist for the parent.
 func (f *Fake) statBelow(path string) (fs.FileInfo, error) {
 	rel, err := paths.Below(f.dir, path)
 	if err != nil {

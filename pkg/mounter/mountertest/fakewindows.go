@@ -39,9 +39,8 @@ func NewFakeWindows(dir, state string) (*FakeWindows, error) {
 	form := links.WindowsPaths
 	form.Key = func(path string) string { return path }
 	local := symlinks{form, filepath.Join(state, "shares")}
-	disks := &fakeDisks{symlinks: local, folders: filepath.Join(state, links.FoldersDir), data: filepath.Join(state,
-		"disks"),
-		attached: map[uint32]fakeDisk{}, online: map[uint32]bool{}}
+	disks := &fakeDisks{symlinks: local, folders: filepath.Join(state, links.FoldersDir),
+		data: filepath.Join(state, "disks"), attached: map[uint32]fakeDisk{}, online: map[uint32]bool{}}
 	shares := &fakeShares{symlinks: local, shares: map[string]fakeShare{}, mappings: map[string]links.ShareMapping{}}
 	host, err := links.NewHost(links.Machine{Links: disks, Disks: disks, Shares: shares, Library: links.NewWorker()},
 		dir, state)

@@ -163,7 +163,7 @@ func (w *work) remove() error {
 	return nil
 }
 
-// make makes a part, and changes the content of its volumes only while they are frozen.
+// makePart makes a part, and changes the content of its volumes only while they are frozen.
 func (w *work) makePart(name string) error {
 	cut := fmt.Sprint(name, " of ", time.Now().UnixNano())
 	hook := func(point, text string) func(context.Context) error {

@@ -73,7 +73,7 @@ func (l *links) walk(dir string, names []string, n *int) error {
 	return nil
 }
 
-// look adopts the link at dir if there are no names, and otherwise returns the entries of dir with
+// adoptBelow adopts the link at dir if there are no names, and otherwise returns the entries of dir with
 // the first name.
 func (l *links) adoptBelow(dir string, names []string) (children []string, err error) {
 	if len(names) == 0 {

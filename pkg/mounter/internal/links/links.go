@@ -45,8 +45,8 @@ func newLinks(host LinkHost, kubelet string, store recordStore, options ...linkO
 	if err != nil {
 		return nil, fmt.Errorf("kubelet directory: %w", err)
 	}
-	l := &links{host: host, kubelet: kubelet, PathForm: form, usages: inflight.Group[string,
-		mounter.Usage]{Limit: inflight.NoLimit}}
+	l := &links{host: host, kubelet: kubelet, PathForm: form,
+		usages: inflight.Group[string, mounter.Usage]{Limit: inflight.NoLimit}}
 	for _, o := range options {
 		o(l)
 	}

@@ -395,8 +395,8 @@ func (h *Host) removeAt(ctx context.Context, p tree.Handle, at tree.State, devic
 		err = p.RemoveFile(device)
 	case errors.Is(err, mounter.ErrNotEmpty):
 		if failed := h.releaseDisk(ctx, p, at); failed != nil {
-			return fmt.Errorf("%w: %v", err,
-				failed) //nolint:errorlint // not wrapped: its class ErrBusy would mean another layer
+			// Not wrapped: its class ErrBusy would mean another layer.
+			return fmt.Errorf("%w: %v", err, failed) //nolint:errorlint
 		}
 		err = p.RemoveDirectory()
 	}

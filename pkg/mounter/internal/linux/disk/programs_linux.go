@@ -26,7 +26,7 @@ var permitted = [][]string{
 }
 
 // programs runs the programs that mount-utils calls for a device, under the supervision of
-// linux.output. It rejects mkfs and fsck if the content of the device does not permit them:
+// tool.Runner. It rejects mkfs and fsck if the content of the device does not permit them:
 // mount-utils relies on blkid(8) alone, which reports an unreadable disk as blank.
 type programs struct {
 	utilexec.Interface // nil: mount-utils calls no other method than Command

@@ -49,7 +49,7 @@ func HelperTasks() []helper.Task {
 // A filesystem that is frozen stays frozen when its freezer dies, and a process that writes to it
 // cannot be killed. So three parties can thaw: the helper that froze, which thaws when the limit
 // has passed or its driver has died (freezer_linux.go); the driver, when the helper has died
-// (settle); and the next New, by a record that was durable before the freeze (thaw_linux.go).
+// (thawLater); and the next New, by a record that was durable before the freeze (thaw_linux.go).
 
 // FIFREEZE and FITHAW: include/uapi/linux/fs.h of Linux.
 const (
@@ -383,7 +383,7 @@ func (f *freeze) thaw(late bool) error {
 }
 
 // close ends the session. Where a filesystem may still be frozen, or become so, it leaves the rest
-// to settle.
+// to thawLater.
 func (f *freeze) close() {
 	if f.session != nil {
 		f.session.Close()

@@ -81,7 +81,6 @@ func (im *Images) growFilesystem(ctx context.Context, p tree.Handle, m mounter.M
 	}
 	dir := os.NewFile(uintptr(fd), p.Path)
 	defer dir.Close()
-	return im.tools.HelpWriter(ctx, filesystem.GrowLimit, filesystem.GrowTask, m.FSType, tool.Disk{File: dev, Image: b,
-		Path: m.Source, Tenant: m.Tenant}, dir,
-		dev)
+	on := tool.Disk{File: dev, Image: b, Path: m.Source, Tenant: m.Tenant}
+	return im.tools.HelpWriter(ctx, filesystem.GrowLimit, filesystem.GrowTask, m.FSType, on, dir, dev)
 }

@@ -182,7 +182,7 @@ func (im *Images) keepAttached(file *os.File, m mounter.Mount) error {
 
 // isOwn reports whether the loop device whose node is mounted at d still has the file of its
 // backing record, and returns the number of the device and that file. at is the state of d. The
-// device may be about to be detached: see [loops.FileOf].
+// device may be about to be detached: see [loop.Devices.FileOf].
 func (im *Images) isOwn(d tree.Handle, at tree.State) (n int, b tree.Backing, own bool, err error) {
 	n, ok := im.loops.NumberOf(at)
 	if !ok || !at.Mounted {

@@ -20,7 +20,7 @@ func (r *Runner) Help(ctx context.Context, limit time.Duration, task helper.Task
 	return r.supervise(ctx, limit, false, task, request, on, files...)
 }
 
-// HelpWriter is help for a task that changes the image: the image also counts as stalled if ctx ends
+// HelpWriter is Help for a task that changes the image: the image also counts as stalled if ctx ends
 // before the task.
 func (r *Runner) HelpWriter(ctx context.Context, limit time.Duration, task helper.Task, request any, on Disk,
 	files ...*os.File) error {

@@ -28,7 +28,7 @@ type Runner struct {
 func NewRunner() *Runner { return &Runner{Limit: limit} }
 
 // limit is the time after which the driver gives up a program that makes no progress. A tenth
-// of ToolLimit is the time between two checks of the progress. A killed program gets the same
+// of limit is the time between two checks of the progress. A killed program gets the same
 // time to end, as a system call can stall.
 const limit = 5 * time.Minute
 
