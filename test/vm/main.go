@@ -70,7 +70,7 @@ func main() {
 	only := flag.String("only", "", "run only suites whose package and tests have this `pattern` in them")
 	kernel := flag.String("kernel", qemu.Metapackage, "boot the kernel that this `package` of Debian depends on")
 	selinux := flag.Bool("selinux", false, "boot with SELinux and a small policy, and run only suites that need it")
-	limit := flag.Duration("timeout", 10*time.Minute, "how long the guest may take")
+	limit := flag.Duration("timeout", time.Hour, "how long the guest may take")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
 	err := run(ctx, *only, *kernel, *selinux, *limit)

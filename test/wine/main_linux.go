@@ -52,7 +52,7 @@ func main() {
 	unit := flag.Bool("unit", true, "run the unit tests")
 	process := flag.Bool("driver", true, "run the driver")
 	report := flag.String("report", "", "write the results as JSON into this `file`")
-	limit := flag.Duration("timeout", 20*time.Minute, "how long all tests may take")
+	limit := flag.Duration("timeout", time.Hour, "how long all tests may take")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
 	ctx, cancel := context.WithTimeoutCause(ctx, *limit, fmt.Errorf("the tests took longer than %s", *limit))
