@@ -51,8 +51,9 @@ for p in gpg gpgv `+strings.Join(more, " ")+`; do >`+b.dir+`/$p; chmod 755 `+b.d
 		t.Fatal(err)
 	}
 	edited := string(script)
+	const argument = " " // only the path that is an argument
 	for old, replacement := range map[string]string{"PATH=$PATH:/usr/sbin:/sbin": "", "/run/causeway": tmp + "/causeway",
-		"/usr/sbin/policy-rc.d": b.policy, "/etc/ssl/certs/ca-certificates.crt ": "/dev/null "} {
+		"/usr/sbin/policy-rc.d": b.policy, "/etc/ssl/certs/ca-certificates.crt" + argument: "/dev/null" + argument} {
 		if strings.Count(edited, old) != 1 {
 			t.Fatalf("hack/packages has %q not once", old)
 		}

@@ -158,7 +158,7 @@ func (p *process) awaitError(words string) {
 	p.Helper()
 	await.NoError(p.T, "an error names "+words, func() error {
 		if _, err := p.probe(); err == nil || !strings.Contains(err.Error(), words) {
-			return fmt.Errorf("the error is %v", err)
+			return fmt.Errorf("the error is %w", err)
 		}
 		return nil
 	})

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -117,7 +118,7 @@ func TestTheLimitInterrupts(t *testing.T) {
 	limit := make(chan time.Time)
 	g.limit = limit
 	results, err := interrupt(t.Context(), t, g, started, func() { limit <- time.Time{} }, script("true"), long(started))
-	if err != errLimit || states(results) != "passed, interrupted" {
+	if !errors.Is(err, errLimit) || states(results) != "passed, interrupted" {
 		t.Errorf("%v, %s", err, states(results))
 	}
 	g.summary(results, 3*time.Second, err)

@@ -84,11 +84,11 @@ func TestTimeInTests(t *testing.T) {
 		for _, path := range paths {
 			sources[path] = nil
 		}
-		offences, err := timeOffences(sources)
+		uses, err := timeUses(sources)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, o := range offences {
+		for _, o := range uses {
 			name, err := filepath.Rel(root, o.position.Filename)
 			if err != nil {
 				t.Fatal(err)
@@ -132,8 +132,8 @@ func excused(file, function string, needed map[string]bool) bool {
 	return false
 }
 
-// offence is a use of real time in a function of a test.
-type offence struct {
+// timeUse is a use of real time in a function of a test.
+type timeUse struct {
 	position token.Position
 	function string
 	text     string
@@ -145,12 +145,12 @@ type timeFinder struct {
 	bubbles  map[string]bool // functions that run their func literals in a bubble, with a package's name
 	inside   map[string]bool // functions that only functions in a bubble call
 	function string
-	found    []offence
+	found    []timeUse
 }
 
-// timeOffences returns the uses of real time in the test files of a package: path and source, as
+// timeUses returns the uses of real time in the test files of a package: path and source, as
 // for parser.ParseFile.
-func timeOffences(sources map[string]any) ([]offence, error) {
+func timeUses(sources map[string]any) ([]timeUse, error) {
 	f := &timeFinder{files: token.NewFileSet(), bubbles: map[string]bool{"synctest.Test": true}}
 	var files []*ast.File
 	for path, source := range sources {
@@ -173,7 +173,7 @@ func timeOffences(sources map[string]any) ([]offence, error) {
 			f.inspect(d)
 		}
 	}
-	slices.SortFunc(f.found, func(a, b offence) int { return strings.Compare(a.position.String(), b.position.String()) })
+	slices.SortFunc(f.found, func(a, b timeUse) int { return strings.Compare(a.position.String(), b.position.String()) })
 	return f.found, nil
 }
 
@@ -357,7 +357,7 @@ func (f *timeFinder) inspect(d ast.Decl) {
 }
 
 func (f *timeFinder) report(n ast.Node, text string) {
-	f.found = append(f.found, offence{f.files.Position(n.Pos()), f.function, text})
+	f.found = append(f.found, timeUse{f.files.Position(n.Pos()), f.function, text})
 }
 
 func markAll(marked map[ast.Node]bool, root ast.Node) {
@@ -477,9 +477,9 @@ func TestTheRuleOfTimeFindsRealTime(t *testing.T) {
 		"a function that no test calls":  {`func f() { time.Sleep(1) }`, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			found, err := timeOffences(map[string]any{"x_test.go": "package x\n" + c.body})
+			found, err := timeUses(map[string]any{"x_test.go": "package x\n" + c.body})
 			if err != nil || len(found) != c.want {
-				t.Errorf("%s: got %v, %v, want %d offences", c.body, found, err, c.want)
+				t.Errorf("%s: got %v, %v, want %d uses", c.body, found, err, c.want)
 			}
 		})
 	}

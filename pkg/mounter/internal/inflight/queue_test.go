@@ -14,7 +14,7 @@ import (
 )
 
 // queueCall makes a call without a result.
-func queueCall(g *Group[string, int], ctx context.Context, key string, f func() error) error {
+func queueCall(ctx context.Context, g *Group[string, int], key string, f func() error) error {
 	_, err := g.Queue(ctx, key, func() (int, error) { return 0, f() })
 	return err
 }
@@ -25,7 +25,7 @@ func TestAQueueMakesOneCallAtATime(t *testing.T) {
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			if err := queueCall(&w, context.Background(), "call", func() error {
+			if err := queueCall(context.Background(), &w, "call", func() error {
 				if running.Add(1) > 1 {
 					overlaps.Add(1)
 				}
@@ -48,16 +48,16 @@ func TestAQueueOutlivesPanics(t *testing.T) {
 	w := Group[string, int]{Limit: 1}
 	ctx := context.Background()
 	var property *int
-	err := queueCall(&w, ctx, "query", func() error { *property = 1; return nil })
+	err := queueCall(ctx, &w, "query", func() error { *property = 1; return nil })
 	var p *guard.Panic
 	if !errors.As(err, &p) || !strings.Contains(err.Error(), "query: ") || !strings.Contains(err.Error(),
 		"nil pointer") {
 		t.Errorf("got %v, want the name and the value of the panic", err)
 	}
-	if err := queueCall(&w, ctx, "query", func() error { runtime.Goexit(); return nil }); !errors.Is(err, errNoResult) {
+	if err := queueCall(ctx, &w, "query", func() error { runtime.Goexit(); return nil }); !errors.Is(err, errNoResult) {
 		t.Errorf("a call that ends its goroutine: %v, want %v", err, errNoResult)
 	}
-	if err := queueCall(&w, ctx, "query", func() error { return fs.ErrExist }); !errors.Is(err, fs.ErrExist) {
+	if err := queueCall(ctx, &w, "query", func() error { return fs.ErrExist }); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("the next call: %v", err)
 	}
 }
@@ -70,7 +70,7 @@ func TestAQueueIsBounded(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	result := make(chan error)
 	go func() {
-		result <- queueCall(&w, ctx, "first call", func() error { close(begun); <-end; return nil })
+		result <- queueCall(ctx, &w, "first call", func() error { close(begun); <-end; return nil })
 	}()
 	<-begun
 	cancel()
@@ -79,14 +79,14 @@ func TestAQueueIsBounded(t *testing.T) {
 	}
 	waiting, stop := context.WithCancel(context.Background())
 	go func() {
-		result <- queueCall(&w, waiting, "second call",
+		result <- queueCall(waiting, &w, "second call",
 			func() error { t.Error("it runs beside the first"); return nil })
 	}()
 	stop()
 	if err := <-result; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "second call") {
 		t.Errorf("the call that waits: %v", err)
 	}
-	go func() { result <- queueCall(&w, context.Background(), "third call", func() error { return nil }) }()
+	go func() { result <- queueCall(context.Background(), &w, "third call", func() error { return nil }) }()
 	close(end)
 	if err := <-result; err != nil {
 		t.Errorf("after the end of the first call: %v", err)
@@ -99,12 +99,12 @@ func TestAQueueNamesTheCallThatHangs(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	result := make(chan error)
 	go func() {
-		result <- queueCall(&w, context.Background(), "first call", func() error { close(begun); <-end; return nil })
+		result <- queueCall(context.Background(), &w, "first call", func() error { close(begun); <-end; return nil })
 	}()
 	<-begun
 	ctx := &lateContext{Context: context.Background(), done: make(chan struct{})}
 	close(ctx.done)
-	if err := queueCall(&w, ctx, "second call", func() error { return nil }); !errors.Is(err,
+	if err := queueCall(ctx, &w, "second call", func() error { return nil }); !errors.Is(err,
 		context.DeadlineExceeded) ||
 		!strings.Contains(err.Error(), "first call") {
 		t.Errorf("got %v, want the call that hangs", err)

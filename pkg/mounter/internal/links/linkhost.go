@@ -37,8 +37,10 @@ type LinkEntry struct {
 	Text string // of a link: the path to which it leads, with backslashes on Windows
 }
 
+// EntryKind is the kind of an entry of a directory.
 type EntryKind int
 
+// The kinds of entries.
 const (
 	PlainDir  EntryKind = iota + 1 // also one in which another volume is mounted
 	PlainFile                      // not a directory, and not a link

@@ -65,6 +65,7 @@ func CodeOfResult(result uint32) WindowsCode {
 	return WindowsCode(result)
 }
 
+// Codes of Windows: [MS-ERREF] 2.2.
 const (
 	CodeFileNotFound      WindowsCode = 2
 	CodePathNotFound      WindowsCode = 3

@@ -12,6 +12,7 @@ type Worker struct {
 	calls inflight.Group[string, struct{}]
 }
 
+// NewWorker returns a Worker that makes a single call at a time.
 func NewWorker() *Worker { return &Worker{inflight.Group[string, struct{}]{Limit: 1}} }
 
 // do calls f when no other call runs, and returns its error. name describes the call in errors. When

@@ -27,6 +27,7 @@ const (
 	btrfsErrors = "devinfo/*/error_stats"
 )
 
+// Failing is that of mounter.Images.
 func (h *Host) Failing() (map[string]mounter.Failure, error) {
 	images, err := filepath.Glob(loopFiles)
 	if err != nil {
@@ -136,9 +137,9 @@ func (h *Host) down(mounts []*mountinfo.Info) map[string]mounter.Failure {
 		m := roots[device]
 		switch _, err := a.Wait(ctx); {
 		case errors.Is(err, inflight.ErrNoAnswer):
-			all[device] = mounter.Failure{Kind: mounter.Stalled, Message: fmt.Sprintf("%s at %s does not answer (since %s)",
-				m.FSType, m.Mountpoint,
-				a.Since().UTC().Format(time.RFC3339))}
+			all[device] = mounter.Failure{Kind: mounter.Stalled,
+				Message: fmt.Sprintf("%s at %s does not answer (since %s)", m.FSType, m.Mountpoint,
+					a.Since().UTC().Format(time.RFC3339))}
 		case errors.Is(err, unix.EIO):
 			all[device] = isDown(m)
 		}

@@ -305,6 +305,7 @@ func (h *Host) Grow(ctx context.Context, m mounter.Mount, path string) error {
 	return nil
 }
 
+// Unmount is that of mounter.Mounter.
 func (h *Host) Unmount(ctx context.Context, path string) error {
 	release, err := h.Locks.LockAt(ctx, path)
 	if err != nil {
@@ -314,6 +315,7 @@ func (h *Host) Unmount(ctx context.Context, path string) error {
 	return h.unmountLayers(ctx, path, false)
 }
 
+// Remove is that of mounter.Mounter.
 func (h *Host) Remove(ctx context.Context, path string) error {
 	release, err := h.Locks.LockAt(ctx, path)
 	if err != nil {
@@ -403,6 +405,7 @@ func (h *Host) removeAt(ctx context.Context, p tree.Handle, at tree.State, devic
 	return err
 }
 
+// Mounted is that of mounter.Mounter.
 func (h *Host) Mounted(_ context.Context, m mounter.Mount, path string) (bool, error) {
 	if m.Kind == mounter.BlockDevice && m.Source == "" { // the device is not attached
 		return false, nil
@@ -459,6 +462,7 @@ func IsShared(path string) (bool, error) {
 	return err == nil && strings.Contains(own.Optional, "shared:"), err
 }
 
+// Usage is that of mounter.Mounter.
 func (h *Host) Usage(ctx context.Context, path string) (mounter.Usage, error) {
 	p, err := h.Tree.Open(path)
 	if err != nil {
@@ -490,6 +494,7 @@ func (h *Host) Supports(k mounter.Kind, fsType string, options []string) error {
 	return mounter.Linux.Supports(k, fsType, options)
 }
 
+// Helpers is that of mounter.Images.
 func (h *Host) Helpers() []mounter.Helpers {
 	freezes, maxFreezes := h.Freezer.Freezers.Busy()
 	others, maxOthers := h.Tools.Helpers.Busy()

@@ -24,6 +24,7 @@ const (
 // State is the state of a volume or snapshot in its record.
 type State string
 
+// The states of a volume or snapshot.
 const (
 	Creating State = "creating" // the directory may exist: it is ours if it is empty and newer than the record
 	Made     State = "made"     // the directory exists, is ours, and may be incomplete

@@ -1,13 +1,13 @@
 package sharesim
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
@@ -163,7 +163,7 @@ func (p *Process) List(ctx context.Context, dir string, each func(client.Entry) 
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(entries, func(a, b client.Entry) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
+	slices.SortFunc(entries, func(a, b client.Entry) int { return strings.Compare(a.Name, b.Name) })
 	for _, e := range entries {
 		if err := each(e); err != nil {
 			return err

@@ -21,6 +21,7 @@ type DiskTrial struct {
 	Dir   string
 }
 
+// Path returns the path of a name in the directory of the trial.
 func (d DiskTrial) Path(name string) string { return d.Files.Join(d.Dir, name) }
 
 // OK ends the test unless a call succeeded: the next calls need its effect.

@@ -136,7 +136,7 @@ func (windowsDisks) Partitions(disk uint32) (all []signature.Region, err error) 
 				return err
 			}
 			if !strings.EqualFold(gptType, cim.GPTPartitionTypeMicrosoftReserved) {
-				all = append(all, signature.Region{offset, length})
+				all = append(all, signature.Region{Offset: offset, Length: length})
 			}
 		}
 		return nil

@@ -69,7 +69,7 @@ func entryOf(h windows.Handle) (links.LinkEntry, error) {
 	if err != nil {
 		return links.LinkEntry{}, err
 	}
-	return links.LinkEntry{kindOf(isDir, true, tag, text), text}, nil
+	return links.LinkEntry{Kind: kindOf(isDir, true, tag, text), Text: text}, nil
 }
 
 func (windowsLinks) Link(source, path string) error {

@@ -79,7 +79,7 @@ var linkAssumptions = []assumption{
 		switch e, err := (windowsLinks{}).Entry(path); {
 		case err != nil:
 			return err.Error()
-		case e != links.LinkEntry{links.DirLink, text}:
+		case e != links.LinkEntry{Kind: links.DirLink, Text: text}:
 			return fmt.Sprintf("%s with the text %q", e.Kind, e.Text)
 		}
 		return asAssumed

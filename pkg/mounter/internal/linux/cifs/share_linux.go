@@ -58,7 +58,8 @@ func HelperTasks() []helper.Task {
 // open_tree(2), move_mount(2) and reads of mountinfo. Measured with Linux 6.1 and 6.12.
 
 const (
-	FSType = "cifs" // type of the filesystem, as fsopen(2) and mountinfo name it
+	// FSType is the type of the filesystem, as fsopen(2) and mountinfo name it.
+	FSType = "cifs"
 
 	// shareLimit bounds the mount of a share, if the context does not.
 	shareLimit = time.Minute
@@ -281,8 +282,8 @@ func shareError(err error) error {
 		{mounter.ErrAccess, []error{unix.EACCES, unix.EPERM, unix.ENOKEY, unix.EKEYEXPIRED, unix.EKEYREVOKED,
 			unix.EKEYREJECTED}},
 		{mounter.ErrNotFound, []error{unix.ENOENT, unix.ENOTDIR, unix.ENXIO}},
-		{mounter.ErrServer, []error{unix.ECONNREFUSED, unix.EHOSTDOWN, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT,
-			unix.ECONNRESET, unix.ENOTCONN, unix.EAGAIN}},
+		{mounter.ErrServer, []error{unix.ECONNREFUSED, unix.EHOSTDOWN, unix.EHOSTUNREACH, unix.ENETUNREACH,
+			unix.ETIMEDOUT, unix.ECONNRESET, unix.ENOTCONN, unix.EAGAIN}},
 	} {
 		for _, errno := range c.errnos {
 			if errors.Is(err, errno) {

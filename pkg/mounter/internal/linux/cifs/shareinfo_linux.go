@@ -23,6 +23,7 @@ type Registry struct {
 	devices map[[2]uint32]bool
 }
 
+// Add records the device number of a share that is mounted.
 func (s *Registry) Add(major, minor uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

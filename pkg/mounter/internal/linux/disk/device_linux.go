@@ -52,7 +52,8 @@ const claimTime = 200 * time.Millisecond
 func (ds *Disks) Mount(ctx context.Context, m mounter.Mount, src tree.Source, p tree.Handle,
 	attr tree.AttributeSet) error {
 	if src.Kind() != unix.S_IFBLK {
-		return fmt.Errorf("%w: %s is %s, must be a block device", mounter.ErrDevice, m.Source, tree.TypeName(src.Kind()))
+		return fmt.Errorf("%w: %s is %s, must be a block device", mounter.ErrDevice, m.Source,
+			tree.TypeName(src.Kind()))
 	}
 	dev, err := tree.OpenDevice(src.FD, 0)
 	if err != nil {
@@ -140,7 +141,8 @@ type plan struct {
 // mountAttached formats the device if that may be done, and mounts the filesystem on t.
 func (ds *Disks) mountAttached(ctx context.Context, m mounter.Mount, src tree.Source, dev *os.File, t tree.Target,
 	o tree.Fresh) error {
-	leave, err := ds.filesystems.CheckSlots.Acquire(ctx, fair.Request{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
+	leave, err := ds.filesystems.CheckSlots.Acquire(ctx,
+		fair.Request{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
 		return err
 	}
@@ -188,7 +190,8 @@ func (ds *Disks) carryOut(m mounter.Mount, src tree.Source, p *programs, what pl
 		return ds.tree.Attach(t, r)
 	}}
 	safe := mount.NewSafeFormatAndMount(last, p)
-	err := safe.FormatAndMountSensitiveWithFormatOptions(tool.DiskPath, t.Path, m.FSType, options, nil, what.arguments(m))
+	err := safe.FormatAndMountSensitiveWithFormatOptions(tool.DiskPath, t.Path, m.FSType, options, nil,
+		what.arguments(m))
 	switch {
 	case last.err != nil:
 		return last.err
@@ -229,8 +232,8 @@ func (ds *Disks) inspect(ctx context.Context, m mounter.Mount, src tree.Source) 
 	case errors.Is(err, inflight.ErrNoAnswer):
 		return plan{}, fmt.Errorf("%w: %s: %w", mounter.ErrNoAnswer, m.Source, err)
 	case errors.Is(err, unix.EBUSY):
-		return plan{}, fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s", mounter.ErrBusy, m.Source,
-			mountPointsOfFile(src.Device))
+		return plan{}, fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s", mounter.ErrBusy,
+			m.Source, mountPointsOfFile(src.Device))
 	case err != nil:
 		return plan{}, fmt.Errorf("%w: %s: %w", mounter.ErrDevice, m.Source, err)
 	}
@@ -244,17 +247,19 @@ func (ds *Disks) inspect(ctx context.Context, m mounter.Mount, src tree.Source) 
 	what := plan{size: found.size}
 	switch again := found.unfinished(record); {
 	case (found.Blank || again) && m.ReadOnly:
-		return plan{}, fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", mounter.ErrDevice,
-			m.Source)
+		return plan{}, fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first",
+			mounter.ErrDevice, m.Source)
 	case found.Blank || again:
-		what.formatted, what.wipe, what.own = newFormatting(m, found.size), again, again && found.Name != signature.Unknown
+		what.formatted, what.wipe, what.own = newFormatting(m, found.size), again,
+			again && found.Name != signature.Unknown
 		if again { // the remains of the earlier format must not look like another volume's
 			what.formatted.UUID = record.UUID
 		}
 	case found.Name != m.FSType:
 		return plan{}, fmt.Errorf("%w: %s has %s%s, not %s: it is not formatted, as the data may be needed. If they "+
 			"are"+
-			" not, wipe the device: wipefs --all", mounter.ErrDevice, m.Source, found.Name, found.DescribeCopies(), m.FSType)
+			" not, wipe the device: wipefs --all", mounter.ErrDevice, m.Source, found.Name, found.DescribeCopies(),
+			m.FSType)
 	case record != nil: // of a format that ended, or that the volume has seen on another node since
 		return what, ds.removeFormatting(m.Serial)
 	}
@@ -272,8 +277,8 @@ func aloneOfItsKind(m mounter.Mount, c signature.Content) error {
 	id := (&formatting{UUID: c.ID}).uuid()
 	switch _, err := os.Stat("/sys/fs/btrfs/" + id); {
 	case err == nil:
-		return fmt.Errorf("%w: %s has the UUID %s of a btrfs that is mounted here: use it on another node", mounter.ErrBusy,
-			m.Source, id)
+		return fmt.Errorf("%w: %s has the UUID %s of a btrfs that is mounted here: use it on another node",
+			mounter.ErrBusy, m.Source, id)
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}

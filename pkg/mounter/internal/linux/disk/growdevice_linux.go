@@ -125,7 +125,8 @@ func fsTypeOf(fd int) (string, error) {
 
 // resize grows the filesystem that is mounted at dir to the size of its device.
 func (ds *Disks) resize(ctx context.Context, m mounter.Mount, d tool.Disk, dir *os.File) error {
-	leave, err := ds.filesystems.GrowthSlots.Acquire(ctx, fair.Request{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
+	leave, err := ds.filesystems.GrowthSlots.Acquire(ctx,
+		fair.Request{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
 		return err
 	}
@@ -146,8 +147,8 @@ func (ds *Disks) resize(ctx context.Context, m mounter.Mount, d tool.Disk, dir *
 	case p.failed != nil:
 		return p.failed
 	case err != nil && m.FSType == "ext4" && !tool.HasCapability(unix.CAP_SYS_RESOURCE):
-		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w", mounter.ErrBusy,
-			err)
+		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w",
+			mounter.ErrBusy, err)
 	case err != nil:
 		return err
 	}

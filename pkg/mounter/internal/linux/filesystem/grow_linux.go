@@ -60,8 +60,8 @@ func growExt4(fd int, dev *os.File, size uint64) error {
 	blocks := size / super.blockSize
 	err = tree.Ioctl(fd, ext4Resize, unsafe.Pointer(&blocks))
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w", mounter.ErrBusy,
-			err)
+		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w",
+			mounter.ErrBusy, err)
 	}
 	if err != nil {
 		return fmt.Errorf("EXT4_IOC_RESIZE_FS: %w", err)
@@ -114,6 +114,7 @@ func isPower(n, base uint64) bool {
 	return n == 1
 }
 
+// ReadExt4 reads the superblock of an ext4 on a device.
 func ReadExt4(dev *os.File) (ext4Super, error) {
 	const offset, magic, incompat64bit, sparseSuper, metadataCsum = 1024, 0xef53, 0x80, 0x1, 0x400
 	raw := make([]byte, 1024)
@@ -202,4 +203,5 @@ func growBtrfs(fd int) error {
 	return nil
 }
 
+// UUID is the UUID of a filesystem.
 type UUID [16]byte

@@ -69,6 +69,7 @@ var (
 	growSlots  = fair.Limits{Slots: 32, Tenant: 4, Kind: 32}
 )
 
+// Checks is that of mounter.Images.
 func (p *Programs) Checks() (all []mounter.Check) {
 	for _, e := range p.CheckSlots.Entries() {
 		all = append(all, mounter.Check{Image: e.Volume, Tenant: e.Tenant, Running: e.Running, Since: e.Since})

@@ -42,6 +42,7 @@ type btrfsSuper struct {
 	Log  uint64 // address of the log tree, which holds the fsyncs since the last commit; 0 if empty
 }
 
+// ReadBtrfs reads the superblock of a btrfs in an image.
 func ReadBtrfs(image *os.File) (btrfsSuper, error) {
 	const offset = 64 << 10
 	var raw [0x68]byte

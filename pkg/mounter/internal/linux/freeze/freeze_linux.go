@@ -68,6 +68,7 @@ const (
 	thawLimit = 10 * time.Second
 )
 
+// Freeze is that of mounter.Images.
 func (z *Freezer) Freeze(ctx context.Context, tenant string, images []string, limit time.Duration,
 	copyData func(ctx context.Context) error) error {
 	files, err := imagesAt(images)

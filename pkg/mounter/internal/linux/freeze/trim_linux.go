@@ -83,6 +83,7 @@ func trimFilesystem(dir *os.File, fsType string, progress func() error) error {
 // ErrWanted is the error of a trim that gives way.
 var ErrWanted = fmt.Errorf("%w: another call works on the same volume", mounter.ErrBusy)
 
+// Trim is that of mounter.Images.
 func (z *Freezer) Trim(ctx context.Context, tenant, image string) (freed int64, err error) {
 	files, err := imagesAt([]string{image})
 	if err != nil {

@@ -67,7 +67,8 @@ func (im *Images) growFilesystem(ctx context.Context, p tree.Handle, m mounter.M
 	if err != nil {
 		return err
 	}
-	leave, err := im.filesystems.GrowthSlots.Acquire(ctx, fair.Request{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
+	leave, err := im.filesystems.GrowthSlots.Acquire(ctx,
+		fair.Request{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
 		return err
 	}

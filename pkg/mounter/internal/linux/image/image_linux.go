@@ -277,6 +277,7 @@ func (im *Images) onlyNode(d tree.Handle, n int) (bool, error) {
 	return alone, nil
 }
 
+// Tune is that of mounter.Images.
 func (im *Images) Tune(ctx context.Context, m mounter.Mount) error {
 	if m.Kind != mounter.Image && m.Kind != mounter.Disk {
 		return nil

@@ -15,6 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/tree"
 )
 
+// ImageExt is that of mounter.Images.
 func (im *Images) ImageExt() string { return "" }
 
 // MakeImage makes a sparse file.

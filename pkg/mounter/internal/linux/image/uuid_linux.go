@@ -23,6 +23,7 @@ var renew = map[string]func(ctx context.Context, l *Images, d tool.Disk, sector 
 	tree.Btrfs: renewBtrfs,
 }
 
+// NewUUID is that of mounter.Images.
 func (im *Images) NewUUID(ctx context.Context, image *os.File, fsType string, sector int) error {
 	change, ok := renew[fsType]
 	if !ok {

@@ -80,6 +80,7 @@ func untilIdle(t *testing.T, do func() error) {
 	})
 }
 
+// RunTool runs a program, which must succeed, and returns its output.
 func RunTool(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
@@ -89,6 +90,7 @@ func RunTool(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
+// Write writes the file at path.
 func Write(t *testing.T, path, data string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
@@ -96,6 +98,7 @@ func Write(t *testing.T, path, data string) {
 	}
 }
 
+// Read returns the content of the file at path.
 func Read(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)

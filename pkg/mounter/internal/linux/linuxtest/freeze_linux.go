@@ -51,6 +51,7 @@ func (b *Bench) thaw() {
 	}
 }
 
+// State returns the state directory of the Hosts of the bench.
 func (b *Bench) State() string { return filepath.Join(filepath.Dir(b.Kubelet), "frozen") }
 
 // Freezers returns the helper processes that have a mount of this bench open.
@@ -95,6 +96,7 @@ type Writer struct {
 	done  chan error
 }
 
+// NewWriter starts a process that writes to files until the test ends.
 func (b *Bench) NewWriter(files ...string) *Writer {
 	w := &Writer{files: files, stop: make(chan struct{}), done: make(chan error, 1)}
 	go func() { w.done <- w.write() }()

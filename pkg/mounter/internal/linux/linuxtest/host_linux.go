@@ -49,6 +49,7 @@ func New(dir, state string) (mounter.Host, error) {
 // noNamespace is the reason why tests with real mounts cannot run.
 var noNamespace error
 
+// RealMounter returns a function that makes the Host of this machine.
 func RealMounter(t *testing.T, change ...func(*linux.Host)) func(string) mounter.Host {
 	if noNamespace != nil {
 		namespace.Skip(t, noNamespace)

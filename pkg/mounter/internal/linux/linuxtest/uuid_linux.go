@@ -15,6 +15,7 @@ func (b *Bench) Run(m mounter.Mount, command ...string) {
 	}
 }
 
+// WriteFile writes a file below the directory of the bench.
 func (b *Bench) WriteFile(text string, elem ...string) {
 	b.T.Helper()
 	f, err := os.Create(b.Path(elem...))

@@ -552,6 +552,7 @@ func FileOfDevice(n int) (tree.Backing, error) {
 	return tree.Backing{Dev: info.Device, Ino: info.Inode}, nil
 }
 
+// Open opens the loop device with number n.
 func Open(n int, readOnly bool) (*os.File, error) {
 	flag := os.O_RDWR
 	if readOnly {
@@ -560,6 +561,7 @@ func Open(n int, readOnly bool) (*os.File, error) {
 	return os.OpenFile(Path(n), flag|unix.O_CLOEXEC, 0)
 }
 
+// Path returns the path of the loop device with number n.
 func Path(n int) string { return "/dev/loop" + strconv.Itoa(n) }
 
 // Number returns the number of the loop device at path, and false for other paths.

@@ -49,6 +49,7 @@ func ImageDisk(image *os.File) (Disk, error) {
 // AbandonPolicy selects the end of a program that the driver gives up.
 type AbandonPolicy bool
 
+// The policies.
 const (
 	Kill      AbandonPolicy = true  // the driver kills the program
 	LetFinish AbandonPolicy = false // the program runs on, as a kill could destroy the filesystem
@@ -168,6 +169,7 @@ func progressOf(pid int) string {
 	return string(io)
 }
 
+// CloseFiles closes all files.
 func CloseFiles(files []*os.File) {
 	for _, f := range files {
 		f.Close()

@@ -380,6 +380,7 @@ func KernelMessages(fsys int) string {
 	return " (kernel log:" + strings.TrimPrefix(all.String(), ",") + ")"
 }
 
+// Btrfs is the type of a filesystem whose subvolumes have device numbers of their own.
 const Btrfs = "btrfs"
 
 // MountDetached mounts the filesystem on a device at no path. The mount lasts until the returned

@@ -37,6 +37,7 @@ func Ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
+// IsReadOnly reports whether the kernel refuses writes to a block device.
 func IsReadOnly(dev *os.File) (bool, error) {
 	value, err := unix.IoctlGetInt(int(dev.Fd()), unix.BLKROGET)
 	if err != nil {

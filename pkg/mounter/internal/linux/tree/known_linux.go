@@ -51,6 +51,7 @@ func (k *Known) put(path string, source sourceID) {
 	k.paths[source] = append(k.paths[source], path)
 }
 
+// Forget removes the record of a path.
 func (k *Known) Forget(path string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

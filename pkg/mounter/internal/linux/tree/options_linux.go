@@ -56,8 +56,8 @@ func OptionFlags(options string) (flags int64) {
 // include suid.
 func Attributes(m mounter.Mount) (AttributeSet, error) {
 	if _, isType := options.Image[m.FSType]; !isType && slices.Contains(mounter.FSTypes(), m.FSType) {
-		return AttributeSet{}, fmt.Errorf("%w: %w: the filesystem %s on Linux", mounter.ErrFormat, errors.ErrUnsupported,
-			m.FSType)
+		return AttributeSet{}, fmt.Errorf("%w: %w: the filesystem %s on Linux", mounter.ErrFormat,
+			errors.ErrUnsupported, m.FSType)
 	}
 	if err := mounter.CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return AttributeSet{}, err

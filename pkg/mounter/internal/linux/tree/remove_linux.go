@@ -66,7 +66,8 @@ func (p Handle) RemoveFile(known bool) error {
 	case at.Kind() != unix.S_IFREG:
 		return fmt.Errorf("remove %s: %w: it is neither a directory nor a file", p.Path, mounter.ErrPath)
 	case at.Size > 0:
-		return fmt.Errorf("remove %s: %w: a file of %d bytes is not the target of a device", p.Path, mounter.ErrPath, at.Size)
+		return fmt.Errorf("remove %s: %w: a file of %d bytes is not the target of a device", p.Path, mounter.ErrPath,
+			at.Size)
 	case !known && !at.IsTarget():
 		return fmt.Errorf("remove %s: %w: this driver has not made the file: remove it by hand if nothing needs it",
 			p.Path, mounter.ErrPath)
