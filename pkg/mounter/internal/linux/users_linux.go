@@ -17,6 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/tree"
 )
 
+// MountPointsOf is that of mounter.Images.
 func (h *Host) MountPointsOf(source string) ([]string, error) {
 	src, err := h.Tree.OpenSource(source)
 	if errors.Is(err, unix.ENOENT) {

@@ -36,6 +36,7 @@ func (b *Bench) FakeImage(name, fsType string) mounter.Mount {
 	return m
 }
 
+// MustUnmount unmounts paths.
 func (b *Bench) MustUnmount(paths ...string) {
 	b.T.Helper()
 	for _, path := range paths {
@@ -56,6 +57,7 @@ func (b *Bench) CopyImage(m mounter.Mount, name string) mounter.Mount {
 	return copied
 }
 
+// SparseCopy copies a file, and keeps its holes.
 func SparseCopy(from, to string) error {
 	src, err := os.Open(from)
 	if err != nil {

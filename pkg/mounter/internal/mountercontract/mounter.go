@@ -42,16 +42,23 @@ type Files interface {
 // OSFiles is the filesystem of this machine.
 type OSFiles struct{}
 
+// Join joins names to a directory.
 func (OSFiles) Join(dir string, names ...string) string {
 	return filepath.Join(append([]string{dir}, names...)...)
 }
+// MkdirAll makes a directory and its parents.
 func (OSFiles) MkdirAll(path string) error { return os.MkdirAll(path, 0o755) }
+// WriteFile writes a file.
 func (OSFiles) WriteFile(path, content string) error {
 	return os.WriteFile(path, []byte(content), 0o640)
 }
+// Rename renames a file.
 func (OSFiles) Rename(from, to string) error { return os.Rename(from, to) }
+// Remove removes a file or an empty directory.
 func (OSFiles) Remove(path string) error     { return os.Remove(path) }
+// Exists reports whether path exists.
 func (OSFiles) Exists(path string) bool      { return Exists(path) }
+// Symlink makes a symbolic link.
 func (OSFiles) Symlink(text, path string) error {
 	if err := winetest.Symlink(text, path); err != nil {
 		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
@@ -59,6 +66,7 @@ func (OSFiles) Symlink(text, path string) error {
 	return nil
 }
 
+// NewBench returns a Bench with directories of its own.
 func NewBench(t *testing.T, newHost func(dir string) mounter.Host) *Bench {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -81,6 +89,7 @@ func (b *Bench) Volume(name string, options ...string) mounter.Mount {
 	return mounter.Mount{Kind: mounter.Directory, Source: dir, Options: options}
 }
 
+// Path returns a path below the kubelet directory.
 func (b *Bench) Path(elem ...string) string {
 	return b.Files.Join(b.Kubelet, elem...)
 }
@@ -93,6 +102,7 @@ func (b *Bench) Mkdir(path string) {
 	}
 }
 
+// MustMount mounts m at path.
 func (b *Bench) MustMount(m mounter.Mount, path string) {
 	b.T.Helper()
 	if err := b.Mount(context.Background(), m, path); err != nil {
@@ -102,6 +112,7 @@ func (b *Bench) MustMount(m mounter.Mount, path string) {
 	b.T.Cleanup(func() { host.Unmount(context.Background(), path) })
 }
 
+// Refused checks that a mount fails with an error, and leaves nothing.
 func (b *Bench) Refused(m mounter.Mount, path string, want error) {
 	b.T.Helper()
 	if err := b.Mount(context.Background(), m, path); !errors.Is(err, want) {
@@ -109,6 +120,7 @@ func (b *Bench) Refused(m mounter.Mount, path string, want error) {
 	}
 }
 
+// IsMounted reports whether m is mounted at path.
 func (b *Bench) IsMounted(m mounter.Mount, path string) bool {
 	b.T.Helper()
 	yes, err := b.Mounted(context.Background(), m, path)

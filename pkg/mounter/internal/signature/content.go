@@ -115,6 +115,7 @@ var signatures = slices.Concat([]Signature{
 }, luksCopies(), zfsLabels(), []Signature{{partitions, 510, "\x55\xaa"}})
 
 const (
+	// BtrfsStart is the offset of the first superblock of a btrfs.
 	BtrfsStart = 64 << 10
 	extStart   = 1024
 )

@@ -44,12 +44,14 @@ type Handle struct {
 	mayBeShare func(State) bool
 }
 
+// Close closes the parent.
 func (p Handle) Close() { unix.Close(p.Parent) }
 
 // Proc returns a path to p for system calls that take no descriptor. The path resolves through the
 // open parent.
 func (p Handle) Proc() string { return ProcPath(p.Parent) + "/" + p.Name }
 
+// ProcPath returns a path of an open file: proc(5).
 func ProcPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // OpenPath returns an O_PATH descriptor of the file, directory or mount at p. A mount at p cannot
@@ -89,6 +91,7 @@ func IsDead(err error) bool {
 	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EIO)
 }
 
+// Statfs is statfs(2) of the path.
 func (p Handle) Statfs(st *unix.Statfs_t) error {
 	fd, err := p.OpenPath()
 	if err != nil {
@@ -125,6 +128,7 @@ type Source struct {
 	State
 }
 
+// Close closes the source.
 func (s Source) Close() { unix.Close(s.FD) }
 
 // OpenImage opens the image for reading and writing. Errors: ErrFormat if s is not a regular file.
@@ -206,6 +210,7 @@ type Backing struct{ Dev, Ino uint64 }
 // Backing returns the identity that the file has as a backing file.
 func (s State) Backing() Backing { return Backing{unix.Mkdev(s.ID.Major, s.ID.Minor), s.ID.ino} }
 
+// BackingOf returns the identity of an open file.
 func BackingOf(file *os.File) (Backing, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {

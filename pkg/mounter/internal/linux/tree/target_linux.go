@@ -67,6 +67,7 @@ func TypeName(mode uint16) string {
 	return "a device, FIFO or socket"
 }
 
+// Close closes the target.
 func (t Target) Close() { unix.Close(t.FD) }
 
 // Discard removes the target if this call has created the target and it is still at its path.

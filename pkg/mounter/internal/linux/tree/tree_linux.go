@@ -88,10 +88,12 @@ func (tr *Tree) RememberAs(path string, fd int) error {
 	return nil
 }
 
+// Occupied is that of mounter.Mounter.
 func (tr *Tree) Occupied(_ context.Context, path string) (bool, error) {
 	return tr.Shows(path, func(State) (bool, error) { return true, nil })
 }
 
+// OtherTargets is that of mounter.Mounter.
 func (tr *Tree) OtherTargets(_ context.Context, path string) ([]string, error) {
 	others, source := tr.Known.otherPaths(path)
 	if len(others) == 0 {
