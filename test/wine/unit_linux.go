@@ -26,7 +26,8 @@ var windows = []string{"GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0"}
 
 // sanityOnLinux runs csi-sanity on Linux, for comparison.
 func sanityOnLinux(ctx context.Context, p *prefix) (*outcome, error) {
-	on, err := test(ctx, p.command(ctx, "go", "test", "-json", "-count=1", "-timeout=0", "-run=^TestSanity$", module+sanityPackage))
+	on, err := test(ctx, p.command(ctx, "go", "test", "-json", "-count=1", "-timeout=0", "-run=^TestSanity$",
+		module+sanityPackage))
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +47,8 @@ func runUnitTests(ctx context.Context, p *prefix, linux *outcome) (*row, error) 
 		return nil, err
 	}
 	start := time.Now()
-	args := append([]string{"test", "-json", "-count=1", "-timeout=0", "-exec=sh -c '" + quietly + "' sh"}, wineBuild...)
+	args := append([]string{"test", "-json", "-count=1", "-timeout=0", "-exec=sh -c '" + quietly + "' sh"},
+		wineBuild...)
 	for _, name := range packages {
 		args = append(args, module+name)
 	}

@@ -50,7 +50,8 @@ func (c *controller) Flags(f *sidecar.Flags) {
 	f.Duration(&o.Timeout, "timeout", defaults.Timeout, "time limit of a call to the driver")
 	f.Int(&o.Workers, "worker-threads", defaults.Workers,
 		"maximum number of volumes that are queried, and of claims that are written, at the same time")
-	f.Int(&o.PageSize, "max-entries", defaults.PageSize, "maximum number of volumes in a page of a list; 0: the driver decides")
+	f.Int(&o.PageSize, "max-entries", defaults.PageSize,
+		"maximum number of volumes in a page of a list; 0: the driver decides")
 	f.Bool(&o.PodEvents, "pod-events", defaults.PodEvents,
 		"write events on the pods that use a volume, too; this needs a cache of all pods")
 	f.Bool(&o.UnknownConditions, "unknown-conditions", false,

@@ -108,7 +108,8 @@ func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.
 		env.Driver)
 	switch {
 	case err == nil && utilfeature.DefaultFeatureGate.Enabled(features.VolumeAttributesClass):
-		runs = append(runs, modifycontroller.NewModifyController(change.Name(), change, client, c.resync, c.work.Retry.Max,
+		runs = append(runs, modifycontroller.NewModifyController(change.Name(), change, client, c.resync,
+			c.work.Retry.Max,
 			c.metadata, c.cluster.Informers(), c.work.Limiter()).Run)
 	case err != nil && !errors.Is(err, modifier.ModifyNotSupportErr):
 		return nil, err

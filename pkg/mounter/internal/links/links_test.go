@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/mountercontract"
 )
@@ -20,17 +19,6 @@ func TestLinksOverAModelKeepTheContract(t *testing.T) {
 		b, _, _ := newModelBench(t)
 		return b.Bench
 	})
-}
-
-// newRecordDir returns the store of a real Host.
-func newRecordDir(t *testing.T) recordDir {
-	t.Helper()
-	dir, err := beneath.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { dir.Close() })
-	return recordDir{dir}
 }
 
 // flow is a call on a bench with a state before it.

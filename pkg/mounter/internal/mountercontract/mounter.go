@@ -46,18 +46,24 @@ type OSFiles struct{}
 func (OSFiles) Join(dir string, names ...string) string {
 	return filepath.Join(append([]string{dir}, names...)...)
 }
+
 // MkdirAll makes a directory and its parents.
 func (OSFiles) MkdirAll(path string) error { return os.MkdirAll(path, 0o755) }
+
 // WriteFile writes a file.
 func (OSFiles) WriteFile(path, content string) error {
 	return os.WriteFile(path, []byte(content), 0o640)
 }
+
 // Rename renames a file.
 func (OSFiles) Rename(from, to string) error { return os.Rename(from, to) }
+
 // Remove removes a file or an empty directory.
-func (OSFiles) Remove(path string) error     { return os.Remove(path) }
+func (OSFiles) Remove(path string) error { return os.Remove(path) }
+
 // Exists reports whether path exists.
-func (OSFiles) Exists(path string) bool      { return Exists(path) }
+func (OSFiles) Exists(path string) bool { return Exists(path) }
+
 // Symlink makes a symbolic link.
 func (OSFiles) Symlink(text, path string) error {
 	if err := winetest.Symlink(text, path); err != nil {

@@ -72,9 +72,9 @@ func growExt4(fd int, dev *os.File, size uint64) error {
 	return err
 }
 
-// ext4Super has the required fields of an ext4's superblock:
+// Ext4Super has the required fields of an ext4's superblock:
 // Documentation/filesystems/ext4/super.rst of Linux.
-type ext4Super struct {
+type Ext4Super struct {
 	blocks, blockSize uint64
 	first             uint64 // block of the first group
 	groupBlocks       uint64 // of each group but the last, which may have fewer
@@ -87,7 +87,7 @@ type ext4Super struct {
 
 // Full reports whether the filesystem fills a device of size bytes, but for a rest that is too
 // small for a group.
-func (s ext4Super) Full(size uint64) bool {
+func (s Ext4Super) Full(size uint64) bool {
 	blocks := size / uint64(os.Getpagesize()) * uint64(os.Getpagesize()) / s.blockSize // as resize2fs has it
 	if s.blocks >= blocks {
 		return true
@@ -98,7 +98,7 @@ func (s ext4Super) Full(size uint64) bool {
 
 // leastLast returns the smallest number of blocks in a last group: adjust_fs_info in resize2fs.c of
 // e2fsprogs.
-func (s ext4Super) leastLast(group uint64) uint64 {
+func (s Ext4Super) leastLast(group uint64) uint64 {
 	const bitmaps, room = 2, 50
 	if s.sparse && !isPower(group, 3) && !isPower(group, 5) && !isPower(group, 7) {
 		return bitmaps + s.tableBlocks + room
@@ -115,16 +115,16 @@ func isPower(n, base uint64) bool {
 }
 
 // ReadExt4 reads the superblock of an ext4 on a device.
-func ReadExt4(dev *os.File) (ext4Super, error) {
+func ReadExt4(dev *os.File) (Ext4Super, error) {
 	const offset, magic, incompat64bit, sparseSuper, metadataCsum = 1024, 0xef53, 0x80, 0x1, 0x400
 	raw := make([]byte, 1024)
 	if _, err := dev.ReadAt(raw, offset); err != nil {
-		return ext4Super{}, err
+		return Ext4Super{}, err
 	}
 	if binary.LittleEndian.Uint16(raw[0x38:]) != magic || binary.LittleEndian.Uint32(raw[0x18:]) > 6 {
-		return ext4Super{}, fmt.Errorf("%w: no ext4 superblock", mounter.ErrFormat)
+		return Ext4Super{}, fmt.Errorf("%w: no ext4 superblock", mounter.ErrFormat)
 	}
-	s := ext4Super{
+	s := Ext4Super{
 		blocks:      uint64(binary.LittleEndian.Uint32(raw[0x4:])),
 		blockSize:   1024 << binary.LittleEndian.Uint32(raw[0x18:]),
 		first:       uint64(binary.LittleEndian.Uint32(raw[0x14:])),
@@ -139,7 +139,7 @@ func ReadExt4(dev *os.File) (ext4Super, error) {
 		descriptor = uint64(binary.LittleEndian.Uint16(raw[0xfe:]))
 	}
 	if s.groupBlocks == 0 || s.blocks <= s.first {
-		return ext4Super{}, fmt.Errorf("%w: its superblock has groups of %d blocks", mounter.ErrFormat, s.groupBlocks)
+		return Ext4Super{}, fmt.Errorf("%w: its superblock has groups of %d blocks", mounter.ErrFormat, s.groupBlocks)
 	}
 	up := func(bytes uint64) uint64 { return (bytes + s.blockSize - 1) / s.blockSize }
 	s.tableBlocks = up(uint64(binary.LittleEndian.Uint32(raw[0x28:])) * uint64(binary.LittleEndian.Uint16(raw[0x58:])))

@@ -32,7 +32,7 @@ func TestExt4IsFullWhenResize2fsReportsIt(t *testing.T) {
 						t.Fatalf("%s: %v, %s", name, err, out)
 					}
 				}
-				read := func() ext4Super {
+				read := func() Ext4Super {
 					t.Helper()
 					super, err := ReadExt4(f)
 					if err != nil {
@@ -40,7 +40,7 @@ func TestExt4IsFullWhenResize2fsReportsIt(t *testing.T) {
 					}
 					return super
 				}
-				resize := func(size uint64) ext4Super {
+				resize := func(size uint64) Ext4Super {
 					t.Helper()
 					run(size, "e2fsck", "-f", "-p")
 					run(size, "resize2fs")

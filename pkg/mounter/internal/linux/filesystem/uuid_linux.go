@@ -35,22 +35,22 @@ func readXFS(image *os.File) (id UUID, err error) {
 	return UUID(raw[32:48]), nil
 }
 
-// btrfsSuper holds the fields that ReadBtrfs reads from the superblock of a btrfs:
+// BtrfsSuper holds the fields that ReadBtrfs reads from the superblock of a btrfs:
 // include/uapi/linux/btrfs_tree.h of Linux.
-type btrfsSuper struct {
+type BtrfsSuper struct {
 	uuid UUID
 	Log  uint64 // address of the log tree, which holds the fsyncs since the last commit; 0 if empty
 }
 
 // ReadBtrfs reads the superblock of a btrfs in an image.
-func ReadBtrfs(image *os.File) (btrfsSuper, error) {
+func ReadBtrfs(image *os.File) (BtrfsSuper, error) {
 	const offset = 64 << 10
 	var raw [0x68]byte
 	if _, err := image.ReadAt(raw[:], offset); err != nil {
-		return btrfsSuper{}, err
+		return BtrfsSuper{}, err
 	}
 	if string(raw[0x40:0x48]) != "_BHRfS_M" {
-		return btrfsSuper{}, fmt.Errorf("%w: no btrfs superblock", mounter.ErrFormat)
+		return BtrfsSuper{}, fmt.Errorf("%w: no btrfs superblock", mounter.ErrFormat)
 	}
-	return btrfsSuper{uuid: UUID(raw[0x20:0x30]), Log: binary.LittleEndian.Uint64(raw[0x60:])}, nil
+	return BtrfsSuper{uuid: UUID(raw[0x20:0x30]), Log: binary.LittleEndian.Uint64(raw[0x60:])}, nil
 }

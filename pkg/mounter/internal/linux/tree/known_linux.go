@@ -10,21 +10,21 @@ import (
 // hint: callers verify each path. Its zero value is empty and usable.
 type Known struct {
 	mu      sync.Mutex
-	sources map[string]sourceID   // by path
-	paths   map[sourceID][]string // by source
+	sources map[string]SourceID   // by path
+	paths   map[SourceID][]string // by source
 }
 
-// sourceID is a hash of the name of a source. It saves memory, as there may be many sources with
+// SourceID is a hash of the name of a source. It saves memory, as there may be many sources with
 // long names.
-type sourceID [16]byte
+type SourceID [16]byte
 
-func idOf(source string) sourceID {
+func idOf(source string) SourceID {
 	sum := sha256.Sum256([]byte(source))
-	return sourceID(sum[:])
+	return SourceID(sum[:])
 }
 
 // Add records that path shows source.
-func (k *Known) Add(path string, source sourceID) {
+func (k *Known) Add(path string, source SourceID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.put(path, source)
@@ -42,10 +42,10 @@ func (k *Known) addFrom(path, from string) bool {
 	return ok
 }
 
-func (k *Known) put(path string, source sourceID) {
+func (k *Known) put(path string, source SourceID) {
 	k.drop(path)
 	if k.sources == nil {
-		k.sources, k.paths = map[string]sourceID{}, map[sourceID][]string{}
+		k.sources, k.paths = map[string]SourceID{}, map[SourceID][]string{}
 	}
 	k.sources[path] = source
 	k.paths[source] = append(k.paths[source], path)
@@ -60,7 +60,7 @@ func (k *Known) Forget(path string) {
 
 // forgetFrom forgets path if its recorded source is still source. Another call may have mounted
 // another source there meanwhile.
-func (k *Known) forgetFrom(path string, source sourceID) {
+func (k *Known) forgetFrom(path string, source SourceID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.sources[path] == source {
@@ -81,7 +81,7 @@ func (k *Known) drop(path string) {
 }
 
 // otherPaths returns the source of path, and in no order the other paths that show the same source.
-func (k *Known) otherPaths(path string) (others []string, source sourceID) {
+func (k *Known) otherPaths(path string) (others []string, source SourceID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	source, ok := k.sources[path]

@@ -20,7 +20,7 @@ type AttributeSet struct {
 }
 
 const (
-	accessFlags  = unix.ST_NOATIME | unix.ST_RELATIME
+	accessFlags = unix.ST_NOATIME | unix.ST_RELATIME
 	// ManagedFlags are the flags of statfs(2) that the options of a mount decide.
 	ManagedFlags = unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | unix.ST_NODIRATIME | accessFlags
 )

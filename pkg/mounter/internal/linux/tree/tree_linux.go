@@ -65,7 +65,7 @@ func (tr *Tree) checkKernel() error {
 
 // SourceOf returns the ID of the source that a mount shows: the file or directory name within the
 // filesystem of i.
-func SourceOf(i *mountinfo.Info, name string) sourceID {
+func SourceOf(i *mountinfo.Info, name string) SourceID {
 	return idOf(fmt.Sprintf("%d:%d:%s", i.Major, i.Minor, name))
 }
 
