@@ -109,8 +109,7 @@ func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.
 	switch {
 	case err == nil && utilfeature.DefaultFeatureGate.Enabled(features.VolumeAttributesClass):
 		runs = append(runs, modifycontroller.NewModifyController(change.Name(), change, client, c.resync,
-			c.work.Retry.Max,
-			c.metadata, c.cluster.Informers(), c.work.Limiter()).Run)
+			c.work.Retry.Max, c.metadata, c.cluster.Informers(), c.work.Limiter()).Run)
 	case err != nil && !errors.Is(err, modifier.ModifyNotSupportErr):
 		return nil, err
 	}
