@@ -117,7 +117,7 @@ func (m machine) plan() (lanes [][]step, left []string, err error) {
 		compute = append(compute, targets("own-driver")...)
 		left = append(left, "the clusters: CAUSEWAY_NO_CLUSTER is set")
 	case m.root && m.groupsOne:
-		wait = append(wait, targets("clusters", "test-local-cluster")...)
+		wait = append(wait, targets("clusters SCENARIOS=--only=demo,quickstart,attached,own-driver")...)
 	default:
 		return nil, nil, errors.New("a cluster on this machine needs root and control groups of version 1; " +
 			"to leave it out, set CAUSEWAY_NO_CLUSTER=1")
@@ -128,15 +128,14 @@ func (m machine) plan() (lanes [][]step, left []string, err error) {
 // optional are the steps that a slow machine with cold caches has no time for: their durations on
 // such a machine.
 var optional = map[string]time.Duration{
-	"make lint":               15 * time.Minute,
-	"make test-plugin":        5 * time.Minute,
-	"make docs":               4 * time.Minute,
-	"make test-release":       4 * time.Minute,
-	"make race-smoke":         15 * time.Minute,
-	"make vet":                15 * time.Minute,
-	"make test-rules":         12 * time.Minute,
-	"make fuzz FUZZTIME=2s":   8 * time.Minute,
-	"make test-local-cluster": 20 * time.Minute,
+	"make lint":             15 * time.Minute,
+	"make test-plugin":      5 * time.Minute,
+	"make docs":             4 * time.Minute,
+	"make test-release":     4 * time.Minute,
+	"make race-smoke":       15 * time.Minute,
+	"make vet":              15 * time.Minute,
+	"make test-rules":       12 * time.Minute,
+	"make fuzz FUZZTIME=2s": 8 * time.Minute,
 }
 
 // targets returns a step for each target of the Makefile.

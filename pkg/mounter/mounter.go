@@ -1,4 +1,4 @@
-// Package mounter describes mounts of volumes, and what a machine does with them.
+// Package mounter describes mounts of volumes, and the operations of a machine on them.
 //
 // A mount is a value. A backend describes a mount (Mount), and the driver passes the description to
 // the Mounter, which makes the mount. A backend that keeps volumes in images works on them with

@@ -74,8 +74,8 @@ func (g *guard) end() error {
 }
 
 // empty removes the releases of Helm, with their namespaces and CRDs, by the steps of
-// docs/how-to/install.md. The error says what else is in the cluster. A scenario removes its pods and
-// volumes.
+// docs/how-to/install.md. The error names the other objects of the cluster. A scenario removes its
+// pods and volumes.
 func (g *guard) empty(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{g.noVolumes, g.uninstall, g.noObjects, g.emptyNodes} {
 		if err := step(ctx); err != nil {

@@ -40,7 +40,7 @@ type Group[K comparable, V any] struct {
 	waiting []chan struct{} // callers of Queue, in their order; each gets the place of a call that ended
 }
 
-// Call is an open call, or one that has ended. Its results are valid when done is closed.
+// Call is an open or ended call. Its results are valid when done is closed.
 type Call[V any] struct {
 	since time.Time
 	done  chan struct{}

@@ -155,8 +155,8 @@ func (s *schedule) held(random string, since time.Time) bool {
 	return false
 }
 
-// checkExclusive checks that at most one process believes that it has the right. A process whose
-// clock has stopped may believe that until it asks the server.
+// checkExclusive checks that at most one process takes the right for its own. A process whose
+// clock has stopped may do so until it asks the server.
 func (s *schedule) checkExclusive() {
 	s.mu.Lock()
 	var valid []string

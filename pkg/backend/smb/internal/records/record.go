@@ -84,7 +84,7 @@ func (v *Volume) Context() map[string]string {
 		OutageKey: v.Parameters[OutageKey]}
 }
 
-// DeletePolicy returns what the deletion of the volume does with its directory.
+// DeletePolicy returns the effect of the deletion of the volume on its directory.
 func (v *Volume) DeletePolicy() string {
 	if v.OnDelete != "" {
 		return v.OnDelete

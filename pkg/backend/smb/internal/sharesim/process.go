@@ -313,7 +313,7 @@ func (s *Server) trace(p *Process, op, path string, err error) {
 	}
 }
 
-// message is what the server does with a message, under Server.mu.
+// message is the effect of a message on the server, under Server.mu.
 type message func(s *session) error
 
 // send sends a message and waits for its answer.

@@ -46,7 +46,7 @@ type node struct {
 	denied            bool // cannot be read
 }
 
-// access is what a handle does with its file, or lets others do.
+// access is the use of a file by a handle, or the use that the handle leaves to others.
 type access struct{ read, write, remove bool }
 
 func (a access) exceeds(allowed access) bool {
