@@ -187,7 +187,7 @@ func (g *guard) emptyNodes(ctx context.Context) error {
 		`awk '$2 ~ "/kubernetes.io[~/]csi/" {print $2}' /proc/mounts`,
 		"find " + plugins + " " + plugins + "_registry -type s",
 		"cd " + local.StorageDir,
-		"for d in volumes snapshots groups staging trash; do "+
+		"for d in volumes snapshots groups staging trash; do " +
 			"if [ -d $d ]; then find $d -mindepth 1 -maxdepth 1; fi; done",
 		// A node sees all loop devices of this machine.
 		`losetup -ln -O BACK-MAJ:MIN,NAME,BACK-FILE | grep "^ *$(mountpoint -d .) " || true`,
