@@ -68,8 +68,9 @@ var runs = map[string]int{
 	"syscall.Exec": 0, "syscall.ForkExec": 0, "syscall.StartProcess": 0, "unix.Exec": 0,
 }
 
-// methods are the mounter's methods that run a program, and the same index. Each takes the name as
-// its parameter called name.
+// methods are the methods of the mounter's type tool.Runner that run a program, and the same index.
+// Each takes the name as its parameter called name. A file that calls one names the package, for the
+// method's other arguments.
 var methods = map[string]int{"Run": 3, "Output": 4}
 
 // programs returns the programs that a file runs, with where, and the places where that cannot be
@@ -86,10 +87,13 @@ func programs(file string) (calls map[string]string, unknown []string, err error
 			unknown = append(unknown, files.Position(i.Pos()).String())
 		}
 	}
+	runner := source.Name.Name == "tool" || slices.ContainsFunc(source.Imports, func(i *ast.ImportSpec) bool {
+		return strings.HasSuffix(unquote(i.Path), "/internal/linux/tool")
+	})
 	for _, decl := range source.Decls {
 		f, ok := decl.(*ast.FuncDecl)
 		ast.Inspect(decl, func(n ast.Node) bool {
-			arg := program(n)
+			arg := program(n, runner)
 			if n == nil || arg == nil {
 				return true
 			}
@@ -121,8 +125,9 @@ func programs(file string) (calls map[string]string, unknown []string, err error
 	return calls, unknown, nil
 }
 
-// program returns the name of the program if n is a call that runs a program.
-func program(n ast.Node) ast.Expr {
+// program returns the name of the program if n is a call that runs a program. In a file with runner,
+// a method's name is enough.
+func program(n ast.Node, runner bool) ast.Expr {
 	if literal, ok := n.(*ast.CompositeLit); ok && isCmd(literal.Type) {
 		return literal // never a name that can be read
 	}
@@ -140,7 +145,7 @@ func program(n ast.Node) ast.Expr {
 		}
 	}
 	i, ok := runs[function]
-	if method, is := call.Fun.(*ast.SelectorExpr); is && !ok { // of any receiver
+	if method, is := call.Fun.(*ast.SelectorExpr); is && !ok && runner {
 		i, ok = methods[method.Sel.Name]
 	}
 	if ok && i < len(call.Args) {
@@ -149,8 +154,7 @@ func program(n ast.Node) ast.Expr {
 	return nil
 }
 
-// isMethod reports whether a function is in methods, a set of methods of the mounter's type
-// tool.Runner.
+// isMethod reports whether a function is in methods.
 func isMethod(f *ast.FuncDecl) bool {
 	if _, ok := methods[f.Name.Name]; !ok || f.Recv == nil || len(f.Recv.List) != 1 {
 		return false
