@@ -305,6 +305,41 @@ func TestADirectoryWithoutARecordIsRemoved(t *testing.T) {
 	}
 }
 
+// TestTheSweepOfAFullShare: a marker that cannot be succeeded does not stop the removal of others,
+// which frees space.
+func TestTheSweepOfAFullShare(t *testing.T) {
+	simulate(t, func(w *simulation) {
+		b, p := w.process()
+		ctx := context.Background()
+		if _, err := b.Create(ctx, request(w, "pvc-1")); err != nil {
+			w.Fatal(err)
+		}
+		markers := []string{records.MetaDir, records.WorkDir}
+		w.write("", append(markers, "a")...)                  // of an object without a record
+		w.write("", append(markers, "r+", "b")...)            // of a copy
+		w.write("", append(markers, "r+", "c~0123")...)       // of a chain without a head
+		w.write("", append(markers, "s.0123456789abcdef")...) // a record that was not written
+		time.Sleep(48 * time.Hour)
+		w.write("", append(markers, "c.0123456789abcdef")...) // its time is that of the server
+		p.Before = func(op, path string) error {
+			if op == "create" {
+				return fmt.Errorf("%w: the share is full", backend.ErrExhausted)
+			}
+			return nil
+		}
+		b.emptyTrashNow(ctx, w.parsed(), nil)
+		time.Sleep(time.Minute) // the markers do not change
+		if err := b.emptyTrashNow(ctx, w.parsed(), nil); !errors.Is(err, backend.ErrExhausted) {
+			w.Errorf("the sweep of a full share: %v, want ErrExhausted", err)
+		}
+		for name, want := range map[string]bool{"a": true, "r+/b": true, "r+/c~0123": false, "s.0123456789abcdef": false} {
+			if got := w.exists(append(markers, name)...); got != want {
+				w.Errorf("%s exists: %v, want %v", name, got, want)
+			}
+		}
+	})
+}
+
 // TestTheTrashOfAFileThatStays: an entry of the trash that cannot be removed does not stop the
 // removal of old markers.
 func TestTheTrashOfAFileThatStays(t *testing.T) {

@@ -120,6 +120,7 @@ func (s *store) sweep(ctx context.Context) error {
 	for _, e := range entries {
 		names[e.Name] = true
 	}
+	var full error
 	for _, e := range entries {
 		head, _, succeeds := strings.Cut(e.Name, "~")
 		switch {
@@ -132,11 +133,13 @@ func (s *store) sweep(ctx context.Context) error {
 		default:
 			err = s.sweepMarker(ctx, e.Name)
 		}
-		if err != nil {
+		if errors.Is(err, backend.ErrExhausted) { // the removal of other entries needs no space
+			full = err
+		} else if err != nil {
 			return err
 		}
 	}
-	return nil
+	return full
 }
 
 // sweepMarker removes the markers of an object that has no record, if their process has ended. With
@@ -167,6 +170,7 @@ func (s *store) sweepCopies(ctx context.Context, name string, newest time.Time) 
 	for _, e := range entries {
 		names[e.Name] = true
 	}
+	var full error
 	for _, e := range entries {
 		head, _, succeeds := strings.Cut(e.Name, "~")
 		switch {
@@ -176,9 +180,14 @@ func (s *store) sweepCopies(ctx context.Context, name string, newest time.Time) 
 		default:
 			err = s.markers().Drop(ctx, name+"/"+e.Name)
 		}
-		if err != nil {
+		if errors.Is(err, backend.ErrExhausted) { // the removal of other entries needs no space
+			full = err
+		} else if err != nil {
 			return err
 		}
+	}
+	if full != nil {
+		return full
 	}
 	return ignore(s.share.Remove(ctx, s.meta(records.WorkDir, name)), client.ErrNotEmpty)
 }

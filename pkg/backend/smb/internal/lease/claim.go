@@ -202,14 +202,16 @@ func (c *Claim) link(path string) link {
 	return link{path: path, content: string(c.own.encode()), random: c.own.Random}
 }
 
-// startRenewals begins to renew the marker, which is the last of chain.
+// startRenewals begins to renew the marker, which is the last of chain. The end of the renewals lets
+// a renewal that has begun finish: its session is shared with other calls, and a request that is
+// given up ends the session.
 func (c *Claim) startRenewals(chain Chain) {
 	c.chain = chain
-	ctx, stop := context.WithCancel(c.ctx)
+	pause, stop := context.WithCancel(c.ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		c.renewUntil(ctx)
+		c.renewUntil(pause)
 	}()
 	c.stopRenewals = func() {
 		stop()
@@ -237,13 +239,13 @@ func (c *Claim) Began() string {
 	return dirs[len(dirs)-1]
 }
 
-// renewUntil renews the marker until ctx ends.
-func (c *Claim) renewUntil(ctx context.Context) {
+// renewUntil renews the marker until the context of the pauses between two renewals ends.
+func (c *Claim) renewUntil(pause context.Context) {
 	var share Share
-	for m := c.own; c.dir.sleep(ctx, c.dir.Life/10) == nil; {
+	for m := c.own; c.dir.sleep(pause, c.dir.Life/10) == nil; {
 		m.Beat++
 		now := c.dir.clock.Now()
-		limited, end := c.dir.withTimeout(ctx, c.dir.Life/3)
+		limited, end := c.dir.withTimeout(c.ctx, c.dir.Life/3)
 		var err error
 		if share == nil {
 			var release func()
@@ -343,7 +345,7 @@ func (c *Claim) Release(ctx context.Context) {
 	}
 }
 
-// Stop ends the renewals, and leaves the markers.
+// Stop ends the renewals, and leaves the markers. It waits for a renewal that has begun.
 func (c *Claim) Stop() {
 	c.stopRenewals()
 	c.lose(context.Canceled)

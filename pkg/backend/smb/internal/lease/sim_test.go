@@ -235,8 +235,12 @@ func (s *schedule) change(p *sharesim.Process, d *Dir, c *Claim) {
 	for range 1 + p.Int64N(3) {
 		s.pause(p, limit)
 		began := time.Now()
-		if c.Confirm(c.Context(), d.Share) == nil {
+		err := c.Confirm(c.Context(), d.Share)
+		switch {
+		case err == nil:
 			s.checkConfirmed(p, c, began, "confirmed")
+		case errors.Is(err, errLost) && c.Valid():
+			s.fail("%s: it knows that it has lost the right, and still takes it for its own", p.Name)
 		}
 		s.checkExclusive()
 	}
@@ -333,4 +337,74 @@ func TestTheSimulationFindsLateRemovals(t *testing.T) {
 		}
 	}
 	t.Error("no schedule has two processes with the right")
+}
+
+// TestALostRight: a process that learns that its marker is gone never has the right again, and its
+// release leaves the marker of the next process.
+func TestALostRight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := sharesim.NewServer(workDir)
+		head := path.Join(workDir, object)
+		claim := func(process string) *Claim {
+			p := sharesim.NewProcess(server, process, sharesim.Faults{}, 1)
+			t.Cleanup(p.Kill)
+			d := &Dir{Process: NewProcess(process, p), Share: p, Path: workDir, Store: "store",
+				OpenShare: func(context.Context) (Share, func(), error) { return p, func() {}, nil }}
+			c, err := d.TryClaim(p, object, "")
+			if err != nil || c == nil {
+				t.Fatalf("claim of %s: %v, %v", process, c, err)
+			}
+			return c
+		}
+		first := claim("first")
+		server.RemoveAll(head)
+		second := claim("second")
+		if err := first.Confirm(first.Context(), first.dir.Share); !errors.Is(err, errLost) {
+			t.Errorf("Confirm: %v, want %v", err, errLost)
+		}
+		if first.Valid() || first.Context().Err() == nil {
+			t.Error("the first process still takes the right for its own")
+		}
+		first.Release(t.Context())
+		if err := second.Confirm(second.Context(), second.dir.Share); err != nil || !server.Exists(head) {
+			t.Errorf("the second process lost its right to a release: %v", err)
+		}
+		second.Release(t.Context())
+		if server.Exists(head) {
+			t.Error("the marker stays after its release")
+		}
+	})
+}
+
+// TestAReleaseDuringARenewal: the release of a claim does not end the session that its renewals
+// share with other calls.
+func TestAReleaseDuringARenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := sharesim.NewServer(workDir)
+		p := sharesim.NewProcess(server, "process", sharesim.Faults{Latency: time.Second / 5}, 1)
+		defer p.Kill()
+		d := &Dir{Process: NewProcess("process", p), Share: p, Path: workDir, Store: "store",
+			OpenShare: func(context.Context) (Share, func(), error) { return p, func() {}, nil }}
+		server.Trace = func(line string) {
+			if strings.Contains(line, "session ends") {
+				t.Error(line)
+			}
+		}
+		c, err := d.TryClaim(p, object, "")
+		if err != nil || c == nil {
+			t.Fatal(c, err)
+		}
+		renewing := false
+		p.Before = func(op, _ string) error {
+			renewing = true
+			return nil
+		}
+		for !renewing {
+			time.Sleep(time.Second / 8)
+		}
+		c.Release(t.Context())
+		if server.Exists(path.Join(workDir, object)) {
+			t.Error("the marker stays after its release")
+		}
+	})
 }
