@@ -221,6 +221,7 @@ func TestPlans(t *testing.T) {
 		err  string
 	}{
 		{"all", machine{root: true, groupsOne: true, debian: true}, "test-vm test-wine clusters", 0, ""},
+		{"no container copy", machine{root: true, groupsOne: true, debian: true, noCopy: true}, "test-vm", 0, ""},
 		{"not Debian", machine{root: true, groupsOne: true}, "clusters", 1, ""},
 		{"no clusters", machine{debian: true, noClusters: true}, "test-vm test-wine", 1, ""},
 		{"a user", machine{groupsOne: true, debian: true}, "", 0, "CAUSEWAY_NO_CLUSTER=1"},
@@ -239,6 +240,10 @@ func TestPlans(t *testing.T) {
 			}
 			if !slices.Equal(lanes[0][0], step{"make", "test"}) {
 				t.Errorf("the first step is %s", lanes[0][0])
+			}
+			copies := slices.ContainsFunc(lanes[0], func(s step) bool { return strings.Contains(s.String(), "copy") })
+			if copies == c.m.noCopy {
+				t.Errorf("suites of container copy: %v", copies)
 			}
 			var wait []string
 			for _, s := range lanes[1] {

@@ -91,19 +91,25 @@ type machine struct {
 	groupsOne  bool // control groups of version 1
 	debian     bool // for amd64
 	noClusters bool // CAUSEWAY_NO_CLUSTER is set
+	noCopy     bool // the folder containercopy was removed
 }
 
 func thisMachine() machine {
 	release, _ := os.ReadFile("/etc/os-release") // missing: not Debian
-	_, err := os.Stat("/sys/fs/cgroup/memory")
-	return machine{root: os.Geteuid() == 0, groupsOne: err == nil, noClusters: os.Getenv("CAUSEWAY_NO_CLUSTER") != "",
-		debian: runtime.GOARCH == "amd64" && strings.Contains("\n"+string(release), "\nID=debian\n")}
+	_, groupsErr := os.Stat("/sys/fs/cgroup/memory")
+	_, copyErr := os.Stat("containercopy")
+	return machine{root: os.Geteuid() == 0, groupsOne: groupsErr == nil, noCopy: copyErr != nil,
+		noClusters: os.Getenv("CAUSEWAY_NO_CLUSTER") != "",
+		debian:     runtime.GOARCH == "amd64" && strings.Contains("\n"+string(release), "\nID=debian\n")}
 }
 
 // plan returns the steps of the two lanes, and the suites that this machine cannot run. The first
 // lane computes. The suites of the second lane wait, for emulators and for events in clusters.
 func (m machine) plan() (lanes [][]step, left []string, err error) {
-	compute := append(targets("test", "test-sidecars", "test-copy"), step{"./hack/without-containercopy"})
+	compute := targets("test", "test-sidecars")
+	if !m.noCopy {
+		compute = append(append(compute, targets("test-copy")...), step{"./hack/without-containercopy"})
+	}
 	compute = append(compute, targets("test-images", "demo", "lint", "test-plugin", "docs", "test-release",
 		"race-smoke", "vet", "test-rules", "fuzz FUZZTIME=2s")...)
 	var wait []step
