@@ -12,6 +12,8 @@ export CAUSEWAY_MUST_MOUNT := $(shell ./hack/mounts)
 endif
 # Tests often wait for disks: three packages for each core keep the cores busy.
 PACKAGES = $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN || echo 2))
+# Only a test that hangs lasts so long, on any machine: go test then prints the stacks.
+HANGS = -timeout 60m
 # Without debug information a test's program is linked in two thirds of the time.
 LINK = -ldflags=-w
 # The packages with the longest tests come first: at the end, a core would wait for them.
@@ -67,26 +69,26 @@ test: ## run all tests
 	@./hack/mounts --left-out
 # Side by side: while the last tests of the root module wait, the cores have the others.
 test-root-module:
-	$(GO) test -timeout 30m -p $(PACKAGES) $(LINK) $(LONG) ./...
+	$(GO) test $(HANGS) -p $(PACKAGES) $(LINK) $(LONG) ./...
 test-sidecars-module:
-	$(SIDECARS) test -timeout 30m $(LINK) ./...
+	$(SIDECARS) test $(HANGS) $(LINK) ./...
 test-bare: ## run the README's commands in a root filesystem of Debian with make, curl, unzip and ca-certificates only (BARE=demo: one of them); root, Debian
 	$(NEED) git bare
 	@./hack/test-bare $(BARE)
 race-smoke: ## run the tests of the driver, the router and the client of shares with the race detector; needs a C compiler
 	$(NEED) test cc
-	CGO_ENABLED=1 $(GO) test -timeout 30m -p $(PACKAGES) -race ./pkg/driver ./test/nodes ./pkg/backend/smb/internal/client ./internal/... ./cmd/...
+	CGO_ENABLED=1 $(GO) test $(HANGS) -p $(PACKAGES) -race ./pkg/driver ./test/nodes ./pkg/backend/smb/internal/client ./internal/... ./cmd/...
 race: ## run all tests with the race detector; needs a C compiler
 	$(NEED) test cc
-	CGO_ENABLED=1 $(GO) test -timeout 30m -p $(PACKAGES) -race $(LONG) ./...
-	set -e; for m in sidecars $(filter containercopy,$(COPY)); do CGO_ENABLED=1 $(GO) -C $$m test -timeout 30m -p $(PACKAGES) -race ./...; done
+	CGO_ENABLED=1 $(GO) test $(HANGS) -p $(PACKAGES) -race $(LONG) ./...
+	set -e; for m in sidecars $(filter containercopy,$(COPY)); do CGO_ENABLED=1 $(GO) -C $$m test $(HANGS) -p $(PACKAGES) -race ./...; done
 crash: ## kill the driver and cut the power at every crash point; make test runs a part of these
 	$(NEED) test
-	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
+	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 $(HANGS) ./test/crash
 crash-smb: ## interrupt calls on shares at every step (processes, connections, the server), and simulate 10,000 schedules of their lease; make test runs a part of these
 	$(NEED) test
-	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 40m -run 'AtSteps|Lost|UsedAgain|WithoutItsSource|AStopped' ./pkg/backend/smb
-	GOGC=800 $(GO) test -count=1 -timeout 60m -run TestSchedules ./pkg/backend/smb/internal/lease -args -lease.schedules=10000
+	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 $(HANGS) -run 'AtSteps|Lost|UsedAgain|WithoutItsSource|AStopped' ./pkg/backend/smb
+	GOGC=800 $(GO) test -count=1 $(HANGS) -run TestSchedules ./pkg/backend/smb/internal/lease -args -lease.schedules=10000
 hostile: ## run the attacks of tenants, and measure their effect on other volumes; make test runs a short form
 	$(NEED) test
 	@$(GO) run ./test/hostile
@@ -105,51 +107,51 @@ test-wine: ## run unit tests, csi-sanity and the driver for Windows under Wine, 
 test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once (10 minutes)
 	$(NEED) test cluster
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
-	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e /monitoring -e '/outages$$' -e '/quotas$$' -e '/switches$$'); $(GO) -C sidecars/test test -timeout 20m ./...
+	set -e; $(GO) -C test/cluster test -count=1 $(HANGS) $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e /monitoring -e '/outages$$' -e '/quotas$$' -e '/switches$$'); $(GO) -C sidecars/test test $(HANGS) ./...
 test-copy: ## run the tests of container copy: containercopy/README.md
 	$(NEED) test
-	$(GO) -C containercopy test -timeout 30m -p $(PACKAGES) $(LINK) ./...
+	$(GO) -C containercopy test $(HANGS) -p $(PACKAGES) $(LINK) ./...
 test-plugin: ## run the tests of kubectl causeway: docs/how-to/plugin.md
-	$(GO) -C plugin test -timeout 10m -p $(PACKAGES) $(LINK) ./...
+	$(GO) -C plugin test $(HANGS) -p $(PACKAGES) $(LINK) ./...
 copy-cluster: ## use container copy in a cluster on this machine, with each part upgraded, rolled back, killed, removed and installed again; root, Debian
 	$(NEED) cluster
-	$(GO) -C containercopy/live test -count=1 .
+	$(GO) -C containercopy/live test $(HANGS) -count=1 .
 	@$(GO) -C containercopy/live run .
 bench-copy: ## compare kubectl copy with kubectl cp in a cluster on this machine; root, Debian
 	$(NEED) cluster
 	@$(GO) -C containercopy/live run . --bench
 test-images: ## build the images for this machine and run their programs; root, or an ordinary user's namespaces
 	$(NEED) images cluster
-	$(GO) -C deploy/images test -count=1 ./...
+	$(GO) -C deploy/images test $(HANGS) -count=1 ./...
 clusters: ## run cluster-demo, quickstart, attached-cluster, own-driver-cluster, e2e, test-chart-cluster, test-node-faults and copy-cluster in one cluster on this machine (SCENARIOS=--only=demo,e2e); root, Debian
 	$(NEED) cluster pages
 	@$(GO) -C test/cluster run ./scenarios $(SCENARIOS)
 test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
 	$(NEED) cluster guests
 	$(GO) -C test/cluster run ./build
-	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
+	$(GO) -C test/cluster test -count=1 $(HANGS) ./local ./faults ./chart/live
 test-local-cluster: ## test the program of the cluster on this machine: starts that are killed, nodes without power, guests; root, Debian
 	$(NEED) cluster guests
 	$(GO) -C test/cluster run ./build
-	$(GO) -C test/cluster test -count=1 -timeout 40m ./local
+	$(GO) -C test/cluster test -count=1 $(HANGS) ./local
 test-chart-cluster: ## upgrade, roll back and uninstall the chart on a cluster on this machine while pods write; root, Debian
 	$(NEED) cluster
-	$(GO) -C test/cluster test -count=1 -timeout 40m ./chart/live
+	$(GO) -C test/cluster test -count=1 $(HANGS) ./chart/live
 test-node-faults: ## cause the documented failures of nodes and drivers on a cluster on this machine; root, Debian
 	$(NEED) cluster
-	$(GO) -C test/cluster test -count=1 -timeout 40m ./faults
+	$(GO) -C test/cluster test -count=1 $(HANGS) ./faults
 test-rules: ## test the rules and the queries of the dashboards with promtool, which is built once, and that each row of the troubleshooting page has a fault (3 minutes)
 	$(NEED) test cluster
-	$(GO) -C test/cluster test -count=1 -timeout 20m ./monitoring
-	$(GO) -C test/cluster test -count=1 -short ./monitoring/live
-	set -e; for m in $(filter %/live,$(COPY)); do $(GO) -C $$m test -count=1 ./rules; done
+	$(GO) -C test/cluster test -count=1 $(HANGS) ./monitoring
+	$(GO) -C test/cluster test $(HANGS) -count=1 -short ./monitoring/live
+	set -e; for m in $(filter %/live,$(COPY)); do $(GO) -C $$m test $(HANGS) -count=1 ./rules; done
 test-faults: ## cause the faults of the troubleshooting page in a cluster on this machine until doctor names them and the alerts fire, and run doctor 100 times without a fault (80 minutes); root, Debian
 	$(NEED) cluster smb
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 150m -v ./monitoring/live
 e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/contributing/e2e.md
 	$(NEED) $(if $(findstring provider,$(E2E)),,cluster) git
-	set -e; $(GO) -C test/e2e test -count=1 ./...; $(SUITE) test ./definition
+	set -e; $(GO) -C test/e2e test $(HANGS) -count=1 ./...; $(SUITE) test ./definition
 	$(GO) -C test/e2e run . $(E2E)
 e2e-full: ## run all of Kubernetes' storage specs
 	$(NEED) $(if $(findstring provider,$(E2E)),,cluster) git
@@ -167,11 +169,11 @@ test-smb-cluster: ## let an SMB server, its network, the driver and nodes fail u
 test-guests: ## write more than the size of a directory, on a guest whose kernel has project quotas, and give it a wrong clock (3 minutes; root, Debian 12)
 	$(NEED) cluster guests
 	$(GO) -C test/cluster run ./build
-	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./quotas
+	$(GO) -C test/cluster test -count=1 $(HANGS) -v ./quotas
 test-switches: ## use optional features of Kubernetes in a cluster on this machine: placement by capacity, user namespaces, growth (6 minutes; root, Debian 12)
 	$(NEED) cluster runc
 	$(GO) -C test/cluster run ./build
-	$(GO) -C test/cluster test -count=1 -timeout 30m -v ./switches
+	$(GO) -C test/cluster test -count=1 $(HANGS) -v ./switches
 windows-check: ## build bin/windows-check.exe, which tries the assumptions about Windows on a Windows machine: docs/contributing/windows.md
 	GOOS=windows GOARCH=amd64 $(GO) test -c -o bin/windows-check.exe ./pkg/mounter/internal/links/win
 conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)
@@ -192,7 +194,7 @@ release-verify: ## verify a release as a user does, without a network (VERSION=v
 	@$(GO) -C release run ./cmd/causeway-release-verify --version=$(VERSION) --key=$(abspath $(PUB)) $(RELEASE_FLAGS) $(abspath $(OUT))
 test-release: ## run the tests of the release: manipulated files, reproducibility, refusals
 	$(NEED) git
-	$(GO) -C release test -count=1 ./...
+	$(GO) -C release test $(HANGS) -count=1 ./...
 bench: ## measure the driver beside its alternatives: docs/reference/benchmarks.md
 	$(NEED) test
 	@$(GO) run ./test/bench
@@ -232,7 +234,7 @@ generate-rbac: ## generate the chart's roles
 	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheChartsRights ./cmd/csi-sidecars
 chart: ## render the files that come from the chart: deploy/linux, deploy/windows, its README, the tests' files
 	@$(GO) -C test/cluster run ./chart/render
-	set -e; for m in $(filter %/live,$(COPY)); do $(GO) -C $$m test -count=1 -run TestReadme . -args -write; done
+	set -e; for m in $(filter %/live,$(COPY)); do $(GO) -C $$m test $(HANGS) -count=1 -run TestReadme . -args -write; done
 modules:
 	@echo $(MODULES)
 fuzz: ## run every fuzz target for a few seconds
