@@ -47,6 +47,7 @@ func TestCI(t *testing.T) {
 			write("hack/packages", "#!/bin/sh\n")
 			write("hack/go", "#!/bin/sh\nexec "+goCommand+` "$@"`)
 			write("hack/without-containercopy", "#!/bin/sh\necho without ran\n")
+			write("containercopy/README.md", "")
 			program(t, path, "make", c.make+"\necho make $* ran\n")
 			for _, args := range [][]string{{"init", "-q"}, {"add", "."},
 				{"-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "first"}} {
