@@ -47,7 +47,6 @@ var untilRepaired = map[string]string{
 	"pkg/backend/smb/internal/client/client_linux_test.go":      notYet,
 	"pkg/backend/smb/node_linux_test.go":                        notYet,
 	"pkg/backend/smb/volumes_linux_test.go":                     notYet,
-	"pkg/mounter/internal/links/disks_test.go":                  notYet,
 	"pkg/mounter/internal/linux/cifs/share_linux_test.go":       notYet,
 	"pkg/mounter/internal/linux/cifs/sharehelper_linux_test.go": notYet,
 	"pkg/mounter/internal/linux/filesystem/slots_linux_test.go": notYet,
