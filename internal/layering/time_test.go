@@ -49,7 +49,6 @@ var untilRepaired = map[string]string{
 	"pkg/backend/smb/volumes_linux_test.go":                     notYet,
 	"pkg/mounter/internal/linux/cifs/share_linux_test.go":       notYet,
 	"pkg/mounter/internal/linux/cifs/sharehelper_linux_test.go": notYet,
-	"pkg/mounter/internal/linux/filesystem/slots_linux_test.go": notYet,
 	"pkg/mounter/internal/linux/freeze/freeze_linux_test.go":    notYet,
 	"pkg/mounter/internal/linux/freeze/progress_linux_test.go":  notYet,
 	"pkg/mounter/internal/linux/host_linux_test.go":             notYet,
