@@ -7,7 +7,6 @@ import (
 	"os"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -63,8 +62,8 @@ func TestAnUnmountWithoutAHelper(t *testing.T) {
 		}
 		defer leave()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // an unmount gets a free helper even then
 	err := cifs.Run(l.Shares, ctx, "alive", nil, cifs.UnmountShareTask, cifs.ShareRequest{Name: "none"}, nil,
 		rootFile(t, b.Storage))
 	if !errors.Is(err, cifs.ErrNoSlot) {
@@ -79,19 +78,20 @@ func TestAnUnmountWithoutAHelper(t *testing.T) {
 }
 
 // TestASilentServerLeavesHelpers: more calls on a silent server than there are helpers leave
-// helpers for the calls on another server, and end within their deadline.
+// helpers for the calls on another server, and end with their context.
 func TestASilentServerLeavesHelpers(t *testing.T) {
 	b := linuxtest.NewRealBench(t)
 	l := b.Host.(*linux.Host)
 	silent, alive := silentDir(t, b.Path("silent")), rootFile(t, b.Storage)
 	_, helpers := l.Shares.Helpers.Busy()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var group sync.WaitGroup
 	for range helpers + 16 {
 		group.Go(func() {
 			err := cifs.Run(l.Shares, ctx, "silent", nil, cifs.UsageTask, cifs.ShareRequest{}, new(mounter.Usage), silent)
-			if !errors.Is(err, context.DeadlineExceeded) {
+			// A call has its own limit, too, which passes first on a slow machine.
+			if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("on a silent server: %v", err)
 			}
 		})
@@ -102,11 +102,12 @@ func TestASilentServerLeavesHelpers(t *testing.T) {
 	})
 	for range 20 {
 		var u mounter.Usage
-		if err := cifs.Run(l.Shares, ctx, "alive", nil, cifs.UsageTask, cifs.ShareRequest{}, &u, alive); err != nil ||
+		if err := cifs.Run(l.Shares, t.Context(), "alive", nil, cifs.UsageTask, cifs.ShareRequest{}, &u, alive); err != nil ||
 			u == (mounter.Usage{}) {
 			t.Errorf("on another server: %+v, %v", u, err)
 		}
 	}
+	cancel()
 	group.Wait()
 	await.True(t, "all helpers and slots are free", func() bool {
 		busy, _ := l.Shares.Helpers.Busy()
