@@ -47,7 +47,6 @@ var untilRepaired = map[string]string{
 	"pkg/backend/smb/internal/client/client_linux_test.go":     notYet,
 	"pkg/backend/smb/node_linux_test.go":                       notYet,
 	"pkg/backend/smb/volumes_linux_test.go":                    notYet,
-	"pkg/mounter/internal/linux/cifs/share_linux_test.go":      notYet,
 	"pkg/mounter/internal/linux/freeze/freeze_linux_test.go":   notYet,
 	"pkg/mounter/internal/linux/freeze/progress_linux_test.go": notYet,
 	"pkg/mounter/internal/linux/host_linux_test.go":            notYet,

@@ -3,6 +3,7 @@ package cifs_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux"
@@ -128,15 +130,16 @@ func (b *shareBench) wantNoMounts() {
 			b.Errorf("left mounted: %s", line)
 		}
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	b.awaitHelpers(false)
+}
+
+// awaitHelpers waits until helpers are busy, or until none is.
+func (b *shareBench) awaitHelpers(want bool) {
+	b.Helper()
+	await.True(b.T, fmt.Sprintf("helpers are busy: %v", want), func() bool {
 		busy, _ := b.Shares.Helpers.Busy()
-		if busy == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			b.Fatalf("%d helpers are left", busy)
-		}
-	}
+		return (busy > 0) == want
+	})
 }
 
 // cleanUp detaches the mounts of a test that failed.
@@ -285,14 +288,13 @@ func (b *shareBench) silent() {
 	if _, err := os.Lstat(b.at("other")); !errors.Is(err, fs.ErrNotExist) {
 		b.Errorf("a mount that was given up left its directory: %v", err)
 	}
+	b.awaitHelpers(false)
 	read := make(chan error, 1) // keeps the mount busy until Remove ends it
 	go func() {
 		_, err := b.Usage(ctx, target)
 		read <- err
 	}()
-	for busy := 0; busy == 0; time.Sleep(10 * time.Millisecond) {
-		busy, _ = b.Shares.Helpers.Busy()
-	}
+	b.awaitHelpers(true)
 	for _, path := range []string{target, b.at("second"), staging} {
 		b.ok(b.within(30*time.Second, "Remove", func(ctx context.Context) error { return b.Remove(ctx, path) }))
 	}
@@ -319,16 +321,13 @@ func (b *shareBench) killed() {
 		return b.Mount(ctx, m.BindFrom(staging), b.at("second"))
 	}))
 	b.ok(b.Do("restart", ""))
-	b.ok(b.within(time.Minute, "a read after the restart", func(ctx context.Context) (err error) {
-		for ctx.Err() == nil {
-			var data []byte
-			if data, err = os.ReadFile(filepath.Join(b.at("second"), "before")); err == nil && string(data) == "data" {
-				return nil
-			}
-			time.Sleep(100 * time.Millisecond)
+	await.NoError(b.T, "a file is read after the restart", func() error {
+		data, err := os.ReadFile(filepath.Join(b.at("second"), "before"))
+		if err == nil && string(data) != "data" {
+			err = fmt.Errorf("the file has %q", data)
 		}
 		return err
-	}))
+	})
 	for _, path := range []string{target, b.at("second"), staging} {
 		b.ok(b.Remove(ctx, path))
 	}
@@ -385,15 +384,7 @@ func (b *shareBench) rotated() {
 		b.Errorf("the options of the mount were\n%s\nand are\n%s", before, after)
 	}
 	file := filepath.Join(staging, "after")
-	b.ok(b.within(time.Minute, "a write", func(ctx context.Context) (err error) {
-		for ctx.Err() == nil {
-			if err = os.WriteFile(file, nil, 0o600); err == nil {
-				return nil
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		return err
-	}))
+	await.NoError(b.T, "a file is written", func() error { return os.WriteFile(file, nil, 0o600) })
 	b.wantOwner(file)
 	b.ok(b.Mount(ctx, b.share("vol"), b.at("fresh"))) // with the new password
 	b.ok(b.Remove(ctx, b.at("fresh")))
