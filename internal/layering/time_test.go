@@ -50,7 +50,6 @@ var untilRepaired = map[string]string{
 	"pkg/mounter/internal/linux/freeze/freeze_linux_test.go":   notYet,
 	"pkg/mounter/internal/linux/freeze/progress_linux_test.go": notYet,
 	"pkg/mounter/internal/linux/host_linux_test.go":            notYet,
-	"pkg/mounter/internal/linux/loop/loop_linux_test.go":       notYet,
 	"pkg/mounter/mountertest/fakedisks_linux_test.go":          notYet,
 	"test/cluster/": notYet,
 	"test/crash/":   notYet,

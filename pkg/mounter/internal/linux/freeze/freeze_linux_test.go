@@ -690,7 +690,7 @@ func TestADriverDiesWhileAFreezeHangs(t *testing.T) {
 			var pids []int
 			await.True(t, "the helper hangs", func() bool {
 				pids = b.Freezers()
-				return len(pids) == 1 && waitsIn(pids[0], "freeze_super", "percpu_down_write", "sb_wait_write")
+				return len(pids) == 1 && linuxtest.WaitsIn(pids[0], "freeze_super", "percpu_down_write", "sb_wait_write")
 			})
 			cmd.Process.Kill()
 			cmd.Wait()
@@ -714,20 +714,6 @@ func TestADriverDiesWhileAFreezeHangs(t *testing.T) {
 			b.MustUnmount(b.Path("staging"))
 		})
 	}
-}
-
-// waitsIn reports whether a thread of a process waits in any of these functions of the kernel.
-func waitsIn(pid int, functions ...string) bool {
-	stacks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid))
-	for _, file := range stacks {
-		stack, _ := os.ReadFile(file)
-		for _, f := range functions {
-			if bytes.Contains(stack, []byte(f)) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // startFreezer starts a program that freezes images and dies at a crash point if there is any. It

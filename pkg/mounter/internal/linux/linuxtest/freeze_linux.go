@@ -1,7 +1,9 @@
 package linuxtest
 
 import (
+	"bytes"
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -85,6 +87,20 @@ func HelperProcesses(t testing.TB) (pids []int) {
 		pids = append(pids, pid)
 	}
 	return pids
+}
+
+// WaitsIn reports whether a thread of a process waits in any of these functions of the kernel.
+func WaitsIn(pid int, functions ...string) bool {
+	stacks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid))
+	for _, file := range stacks {
+		stack, _ := os.ReadFile(file)
+		for _, f := range functions {
+			if bytes.Contains(stack, []byte(f)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Writer writes 1, 2, 3… to files, to each when the number is durable in the file before, until the

@@ -11,18 +11,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/pkg/mounter"
-	"github.com/causeway-csi/causeway/pkg/mounter/internal/inflight"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/freeze"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/linuxtest"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/loop"
-	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/tree"
 )
 
 // stalledDevice returns a bench with a Disk whose device does not answer: a call of Tune waits for
@@ -54,7 +51,6 @@ func stalledDevice(t *testing.T) (b *linuxtest.Bench, device string, end func())
 	})
 	t.Cleanup(end)
 	device = linuxtest.LoopOf(t, m)
-	n, _ := loop.Number(device)
 	calls.Go(func() {
 		if err := os.WriteFile(device, []byte("written"), 0); err != nil {
 			t.Error(err)
@@ -75,13 +71,8 @@ func stalledDevice(t *testing.T) (b *linuxtest.Bench, device string, end func())
 			t.Error(err)
 		}
 	})
-	await.True(t, "the device answers nothing", func() bool {
-		var asks inflight.Group[int, tree.Backing]
-		r, _ := asks.Start(n, func() (tree.Backing, error) { return loop.FileOfDevice(n) })
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-		defer cancel()
-		_, err := r.Wait(ctx)
-		return errors.Is(err, inflight.ErrNoAnswer)
+	await.True(t, "the change of the device waits for the write", func() bool {
+		return linuxtest.WaitsIn(os.Getpid(), "blk_mq_freeze_queue_wait")
 	})
 	return b, device, end
 }
