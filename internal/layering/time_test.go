@@ -48,7 +48,6 @@ var untilRepaired = map[string]string{
 	"pkg/backend/smb/node_linux_test.go":                     notYet,
 	"pkg/backend/smb/volumes_linux_test.go":                  notYet,
 	"pkg/mounter/internal/linux/freeze/freeze_linux_test.go": notYet,
-	"pkg/mounter/internal/linux/host_linux_test.go":          notYet,
 	"test/cluster/": notYet,
 	"test/crash/":   notYet,
 	"test/nodes/":   notYet,

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -294,27 +295,31 @@ func TestMountWithoutItsOptionsIsUndone(t *testing.T) {
 	b.MustMount(b.Volume("v"), b.Path("target"))
 }
 
+// TestUnmountWaitsForABrieflyBusyMount: in the bubble only the pauses of Unmount let time pass.
 func TestUnmountWaitsForABrieflyBusyMount(t *testing.T) {
-	b := linuxtest.NewRealBench(t)
-	v := b.Volume("v")
-	for range 20 { // a single success is enough: this machine may be slower than the retries of Unmount
-		b.MustMount(v, b.Path("target"))
-		f, err := os.Create(b.Path("target", "open"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		closed := make(chan struct{})
-		go func() {
-			time.Sleep(3 * time.Millisecond)
-			f.Close()
-			close(closed)
-		}()
-		err = b.Unmount(context.Background(), b.Path("target"))
-		if <-closed; err == nil {
+	synctest.Test(t, func(t *testing.T) {
+		b := linuxtest.NewRealBench(t)
+		v := b.Volume("v")
+		var err error
+		for range 20 { // another process may look at the mount, and its time passes outside of the bubble
+			b.MustMount(v, b.Path("target"))
+			f, failed := os.Create(b.Path("target", "open"))
+			if failed != nil {
+				t.Fatal(failed)
+			}
+			const busy = 5 * time.Millisecond
+			start := time.Now()
+			time.AfterFunc(busy, func() { f.Close() })
+			if err = b.Unmount(context.Background(), b.Path("target")); err != nil {
+				continue
+			}
+			if waited := time.Since(start); waited < busy {
+				t.Errorf("Unmount returned after %s, and the mount was busy for %s", waited, busy)
+			}
 			return
 		}
-	}
-	t.Error("Unmount never waited")
+		t.Errorf("Unmount of a mount that is busy for a moment = %v", err)
+	})
 }
 
 func TestNewFailsWithoutTheCapability(t *testing.T) {
