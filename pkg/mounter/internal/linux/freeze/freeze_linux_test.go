@@ -499,19 +499,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			b.MustMount(other, b.Path("other"))
 			write := hang.Write(t, b.Path("staging", "hangs"))
 			w := b.NewWriter(b.Path("other", "f"))
-			const limit = 200 * time.Millisecond
-			await.True(t, "a freeze hangs in the write", func() bool { // on a slow machine the limit passes before it begins
-				err := b.Freeze(context.Background(), "", []string{m.Source, other.Source}, limit,
-					func(context.Context) error {
-						t.Error("copyData was called")
-						return nil
-					})
-				if !errors.Is(err, mounter.ErrThawed) || !strings.Contains(err.Error(), m.Source) &&
-					!strings.Contains(err.Error(), other.Source) {
-					t.Fatalf("Freeze = %v, want ErrThawed that names an image", err)
-				}
-				return strings.Contains(err.Error(), "has not ended for")
-			})
+			untilAFreezeHangs(b, "", m.Source, other.Source)
 			w.GoesOn(t)
 			if failing, err := b.Failing(); err != nil || failing[m.Source].Kind != mounter.Stalled || len(failing) != 1 {
 				t.Errorf("Failing = %+v, %v, want Stalled for the image only", failing, err)
@@ -546,6 +534,25 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			b.MustUnmount(b.Path("staging"), b.Path("other"))
 		})
 	}
+}
+
+// untilAFreezeHangs freezes images until a freeze hangs, at its limit, in a write to one of them. On
+// a slow machine the limit passes before that, and the next freeze gets twice the time.
+func untilAFreezeHangs(b *linuxtest.Bench, tenant string, images ...string) {
+	b.T.Helper()
+	limit := time.Second
+	await.True(b.T, "a freeze hangs in the write", func() bool {
+		err := b.Freeze(context.Background(), tenant, images, limit, func(context.Context) error {
+			b.T.Error("copyData was called")
+			return nil
+		})
+		names := func(image string) bool { return err != nil && strings.Contains(err.Error(), image) }
+		if !errors.Is(err, mounter.ErrThawed) || !slices.ContainsFunc(images, names) {
+			b.T.Fatalf("Freeze = %v, want ErrThawed that names an image", err)
+		}
+		limit *= 2
+		return strings.Contains(err.Error(), "has not ended for")
+	})
 }
 
 // TestATenantWhoseFreezesHang: each freeze that hangs keeps a helper. A tenant gets a few of them;
@@ -599,12 +606,8 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	m := b.Image("image", "ext4")
 	b.MustMount(m, b.Path("staging"))
 	write := hang.Write(t, b.Path("staging", "hangs"))
+	untilAFreezeHangs(b, "a", m.Source)
 	l.Freezer.Freezers.Max = 1
-	if err := b.Freeze(context.Background(), "a", []string{m.Source}, 200*time.Millisecond,
-		linuxtest.Nothing); !errors.Is(err,
-		mounter.ErrThawed) {
-		t.Fatalf("Freeze = %v, want ErrThawed", err)
-	}
 	if got, want := fmt.Sprint(l.Helpers()), "[{freeze 1 1} {mount 0 64} {share 0 64}]"; got != want {
 		t.Errorf("Helpers = %s, want %s", got, want)
 	}
@@ -649,7 +652,7 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 			})
 			for _, call := range []func() error{
 				func() error {
-					return b.Freeze(context.Background(), "", []string{m.Source}, 200*time.Millisecond, linuxtest.Nothing)
+					return b.Freeze(context.Background(), "", []string{m.Source}, time.Second, linuxtest.Nothing)
 				},
 				func() error { return b.Grow(context.Background(), m, b.Path("staging")) },
 			} {
