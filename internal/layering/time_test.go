@@ -36,6 +36,7 @@ var realTime = map[string]string{
 	"sidecars/internal/kube/simulation_test.go":                "all of the file runs in bubbles",
 	"pkg/backend/internal/copier/memory_linux_test.go:highest": "the pause between two samples of the memory",
 	"test/bench-router/main_linux_test.go:TestEachPartRuns":    "a parameter of a benchmark, whose result is not compared",
+	"test/crash/crash_linux_test.go:TestDeathAtRandom":         "the moments at which the driver is killed are random",
 }
 
 // notYet is the reason of each entry of untilRepaired.
@@ -48,7 +49,6 @@ var untilRepaired = map[string]string{
 	"pkg/backend/smb/node_linux_test.go":                   notYet,
 	"pkg/backend/smb/volumes_linux_test.go":                notYet,
 	"test/cluster/":                                        notYet,
-	"test/crash/":                                          notYet,
 	"test/nodes/":                                          notYet,
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
@@ -51,9 +52,7 @@ func newAttachment(t *testing.T, bin, fsType string) *attachment {
 	a.resize(attachedSize)
 	t.Cleanup(func() { // of a test that failed
 		a.kill()
-		if err := a.unmount(); err != nil {
-			t.Error(err)
-		}
+		a.unmount()
 	})
 	a.attach()
 	return a
@@ -128,17 +127,9 @@ func (a *attachment) kill() {
 	if a.group == 0 {
 		return
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if err := syscall.Kill(-a.group, syscall.SIGKILL); errors.Is(err, syscall.ESRCH) {
-			break
-		}
-		if a.onlyZombies() {
-			break
-		}
-		if time.Now().After(deadline) {
-			a.Fatal("a program does not end")
-		}
-	}
+	await.True(a, "the programs of the step have ended", func() bool {
+		return errors.Is(syscall.Kill(-a.group, syscall.SIGKILL), syscall.ESRCH) || a.onlyZombies()
+	})
 	a.group = 0
 }
 
@@ -181,15 +172,15 @@ func (s stop) script(a *attachment) string {
 	return dir
 }
 
-func (a *attachment) unmount() error {
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		err := syscall.Unmount(a.staging, 0)
-		if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOENT) { // it is not mounted
-			return nil
-		}
-		if err != nil && (!errors.Is(err, syscall.EBUSY) || time.Now().After(deadline)) {
-			return fmt.Errorf("unmount %s: %w", a.staging, err)
-		}
+// unmount removes all mounts of the disk.
+func (a *attachment) unmount() {
+	a.Helper()
+	var err error
+	for err == nil {
+		err = unmount(a, a.staging)
+	}
+	if !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) { // it is not mounted
+		a.Fatalf("unmount %s: %v", a.staging, err)
 	}
 }
 
@@ -203,9 +194,7 @@ func (a *attachment) cut(torn bool) {
 		a.node.run("cp", "--sparse=always", a.device, cached)
 	}
 	a.kill()
-	if err := a.unmount(); err != nil {
-		a.Fatal(err)
-	}
+	a.unmount()
 	a.node.run("losetup", "--detach", a.device)
 	a.device = ""
 	testdisk.Detached(a.T, a.storage.root+"/")
@@ -325,9 +314,7 @@ func (a *attachment) id() string {
 // whole unmounts the disk, and has its filesystem checked.
 func (a *attachment) whole() {
 	a.Helper()
-	if err := a.unmount(); err != nil {
-		a.Fatal(err)
-	}
+	a.unmount()
 	check := map[string][]string{"ext4": {"e2fsck", "-f", "-n"}, "xfs": {"xfs_repair", "-n"},
 		"btrfs": {"btrfs", "check", "--readonly"}}[a.fsType]
 	a.node.run(check[0], append(check[1:], a.device)...)
@@ -415,12 +402,14 @@ func TestTheCrashPointsOfAttachedDisksAreKnown(t *testing.T) {
 
 func TestAFormatOutlivesDeathsAndPowerCuts(t *testing.T) {
 	testdisk.NeedLoops(t)
-	bin := build(t, "test/crash/attached")
+	bin := attached(t)
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
 			f.need(t)
 			for _, c := range part(t, accidents("mount", "mkfs."+f.name), 6) {
-				t.Run(c.String(), func(t *testing.T) { c.inFormat(newAttachment(t, bin, f.name)) })
+				t.Run(c.String(), func(t *testing.T) {
+					c.inFormat(newAttachment(t, bin, f.name))
+				})
 			}
 		})
 	}
@@ -453,9 +442,7 @@ func (c accident) inFormat(a *attachment) {
 			a.Error("a filesystem that was used was made anew")
 		}
 		a.write(name)
-		if err := a.unmount(); err != nil {
-			a.Fatal(err)
-		}
+		a.unmount()
 	}
 	a.mount()
 	a.whole()
@@ -466,7 +453,7 @@ var growths = map[string]string{"ext4": "resize2fs", "xfs": "xfs_growfs", "btrfs
 
 func TestAGrowthOutlivesDeathsAndPowerCuts(t *testing.T) {
 	testdisk.NeedLoops(t)
-	bin := build(t, "test/crash/attached")
+	bin := attached(t)
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
 			f.need(t)
@@ -480,7 +467,9 @@ func TestAGrowthOutlivesDeathsAndPowerCuts(t *testing.T) {
 				})
 			}
 			for _, c := range part(t, all, 6) {
-				t.Run(c.String(), func(t *testing.T) { c.inGrowth(newAttachment(t, bin, f.name)) })
+				t.Run(c.String(), func(t *testing.T) {
+					c.inGrowth(newAttachment(t, bin, f.name))
+				})
 			}
 		})
 	}
@@ -502,9 +491,8 @@ func (c accident) inGrowth(a *attachment) {
 		if a.step("grow", "", stop{}) {
 			a.Fatal("the driver was killed")
 		}
-	} else if err := a.unmount(); err != nil { // it grows when it is mounted
-		a.Fatal(err)
-	} else {
+	} else { // it grows when it is mounted
+		a.unmount()
 		a.mount()
 	}
 	if after := a.size(); after < before+(attachedGrown-attachedSize)*9/10 {

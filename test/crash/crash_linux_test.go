@@ -4,6 +4,7 @@
 package crash
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
@@ -36,33 +38,50 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-const patience = 30 * time.Second
+var (
+	noNamespace error
+	programDir  string
+)
 
-var noNamespace error
+// Programs that know their crash points.
+var (
+	driver   = program("cmd/driver")
+	attached = program("test/crash/attached")
+	parts    = program("test/crash/parts")
+)
 
 func TestMain(m *testing.M) {
 	quietlog.Discard()
 	noNamespace = namespace.Enter()
-	os.Exit(m.Run())
+	dir, err := os.MkdirTemp("", "crash")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	programDir = dir
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
 }
 
-// buildDriver builds a driver that knows its crash points.
-func buildDriver(t *testing.T) string {
-	t.Helper()
-	return build(t, "cmd/driver")
-}
-
-func build(t *testing.T, command string) string {
-	t.Helper()
-	if noNamespace != nil {
-		namespace.Skip(t, noNamespace)
+// program returns a function that builds a program at its first call, and returns the path.
+func program(command string) func(*testing.T) string {
+	build := sync.OnceValues(func() (string, error) {
+		bin := filepath.Join(programDir, filepath.Base(command))
+		p := gobuild.Program{Package: "github.com/causeway-csi/causeway/" + command, Flags: []string{"-tags=crashpoints"}}
+		return bin, p.Copy(context.Background(), bin)
+	})
+	return func(t *testing.T) string {
+		t.Helper()
+		if noNamespace != nil {
+			namespace.Skip(t, noNamespace)
+		}
+		bin, err := build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bin
 	}
-	bin := filepath.Join(t.TempDir(), filepath.Base(command))
-	p := gobuild.Program{Package: "github.com/causeway-csi/causeway/" + command, Flags: []string{"-tags=crashpoints"}}
-	if err := p.Copy(t.Context(), bin); err != nil {
-		t.Fatal(err)
-	}
-	return bin
 }
 
 // points finds the crash points in the source, so that none is forgotten.
@@ -150,21 +169,20 @@ func (w *world) start(crashAt string) bool {
 	}
 	w.IdentityClient, w.ControllerClient, w.NodeClient = csi.NewIdentityClient(w.conn), csi.NewControllerClient(w.conn), csi.NewNodeClient(w.conn)
 	w.GroupControllerClient = csi.NewGroupControllerClient(w.conn)
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	return await.Value(w, "the driver is ready, or has ended", func() (ready bool, err error) {
 		resp, err := w.Probe(context.Background(), &csi.ProbeRequest{})
 		if err == nil && resp.GetReady().GetValue() {
-			return true
+			return true, nil
 		}
 		select {
 		case <-exited:
 			exited <- nil
-			return false
+			return false, nil
 		default:
 			w.conn.ResetConnectBackoff()
+			return false, fmt.Errorf("%w: %s", cmp.Or(err, errors.New("not ready")), w.logged())
 		}
-	}
-	w.Fatalf("the driver is not ready: %s", w.logged())
-	return false
+	})
 }
 
 func (w *world) logged() string {
@@ -175,11 +193,7 @@ func (w *world) logged() string {
 // gone waits until the driver has died of SIGKILL.
 func (w *world) gone() {
 	w.Helper()
-	select {
-	case <-w.exited:
-	case <-time.After(patience):
-		w.Fatal("the driver lives")
-	}
+	await.Receive(w, "the driver dies", w.exited)
 	w.conn.Close()
 	if s, ok := w.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGKILL {
 		w.Fatalf("the driver ended by itself, with %v: %s", w.cmd.ProcessState, w.logged())
@@ -193,7 +207,7 @@ func (w *world) stop() {
 	if err := w.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		w.Fatal(err)
 	}
-	if err := <-w.exited; err != nil {
+	if err := await.Receive(w, "the driver has ended", w.exited); err != nil {
 		w.Fatalf("the driver ended with %v: %s", err, w.logged())
 	}
 	w.conn.Close()
@@ -324,15 +338,23 @@ func (l *life) publish(ctx context.Context) error {
 
 // write makes the writes of a pod.
 func (l *life) write(context.Context) error {
+	write := l.writeFiles
 	if l.kind == device {
-		return l.writeDevice()
+		write = l.writeDevice
 	}
+	if err := write(); err != nil {
+		return err
+	}
+	return l.check(l.target)
+}
+
+func (l *life) writeFiles() error {
 	for i := range files {
 		if err := os.WriteFile(filepath.Join(l.target, fmt.Sprint(i)), []byte(l.name), 0o600); err != nil {
 			return err
 		}
 	}
-	return l.check(l.target)
+	return nil
 }
 
 func (l *life) writeDevice() error {
@@ -341,7 +363,7 @@ func (l *life) writeDevice() error {
 		return err
 	}
 	_, err = dev.WriteAt([]byte(l.name), 4096)
-	return errors.Join(err, dev.Sync(), dev.Close(), l.check(l.target))
+	return errors.Join(err, dev.Sync(), dev.Close())
 }
 
 // publishAgain checks the writes.
@@ -529,15 +551,11 @@ func (l *life) step() error {
 
 // do makes a step. As a CO does, it repeats a call for which a loop device does not answer: the
 // device may be that of another test.
-func (l *life) do(s step) error {
-	err := s.do(l, context.Background())
-	for range 30 {
-		if err == nil || !strings.Contains(err.Error(), mounter.ErrNoAnswer.Error()) {
-			break
-		}
-		time.Sleep(time.Second)
+func (l *life) do(s step) (err error) {
+	await.True(l, "all loop devices answer", func() bool {
 		err = s.do(l, context.Background())
-	}
+		return err == nil || !strings.Contains(err.Error(), mounter.ErrNoAnswer.Error())
+	})
 	return err
 }
 
@@ -668,7 +686,7 @@ func (w *world) whole() {
 // clean makes sure that nothing is left when all lives have ended.
 func (w *world) clean() {
 	w.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	await.NoError(w, "nothing is left", func() error {
 		var left []string
 		for _, dir := range []string{"volumes", "snapshots", "groups", "staging", "trash"} {
 			entries, err := os.ReadDir(filepath.Join(w.root, dir))
@@ -687,13 +705,11 @@ func (w *world) clean() {
 			left = append(left, m.Mountpoint)
 		}
 		left = append(left, testdisk.Loops(w.T, w.root+"/")...)
-		if len(left) == 0 {
-			return
+		if len(left) > 0 {
+			return fmt.Errorf("left: %v", left)
 		}
-		if time.Now().After(deadline) {
-			w.Fatalf("left: %v", left)
-		}
-	}
+		return nil
+	})
 }
 
 // death is a point at which the driver dies while it works on a volume, and which of the times that
@@ -782,7 +798,7 @@ func part[T any](t *testing.T, tries []T, one int) []T {
 }
 
 func TestDeathAtEveryPoint(t *testing.T) {
-	bin := buildDriver(t)
+	bin := driver(t)
 	for _, d := range part(t, deaths(t), 6) {
 		point := d.point
 		t.Run(fmt.Sprint(d, " of a ", d.kind), func(t *testing.T) {
@@ -845,7 +861,7 @@ func TestDeathAtEveryPoint(t *testing.T) {
 }
 
 func TestDeathAtRandom(t *testing.T) {
-	bin, kinds := buildDriver(t), []kind{directory}
+	bin, kinds := driver(t), []kind{directory}
 	w := newWorld(t, bin)
 	if testdisk.Missing(t) == "" {
 		w, kinds = newWorldFor(t, bin, death{kind: image}), append(kinds, image, device)
@@ -856,7 +872,8 @@ func TestDeathAtRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	lives := make([]*life, callers)
 	ended, interruptions := 0, 0
-	for round := 0; round < rounds || ended == 0 && round < 5*rounds; round++ { // a machine may be slow
+	// a machine may be slow
+	for round := 0; round < rounds || ended == 0 && await.Context(t).Err() == nil; round++ {
 		w.start("")
 		w.whole()
 		for _, l := range lives {

@@ -57,7 +57,7 @@ func (d *disk) parts(bin, crashAt string, done int) (now int, killed bool) {
 }
 
 func TestPartsOfGroupsOutliveTheirMaker(t *testing.T) {
-	bin := build(t, "test/crash/parts")
+	bin := parts(t)
 	for _, f := range filesystems[1:] { // a group takes reflinks
 		for _, end := range []string{"dies", "and the power goes"} {
 			t.Run(f.name+", "+end, func(t *testing.T) {

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -20,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
@@ -54,6 +54,7 @@ type disk struct {
 	*world
 	filesystem
 	image string
+	tries int // copies of the image
 }
 
 func newDisk(t *testing.T, bin string, f filesystem) *disk {
@@ -138,41 +139,35 @@ func (d *disk) cut() {
 	d.lost()
 }
 
-// unsynced is a file that no power cut leaves.
-const unsynced = "unsynced"
-
-// survivors returns a copy of the disk, with the data that the filesystem has written to it by now.
+// survivors returns a copy of the disk, with the data that the filesystem has written to it by now:
+// the disk of a single moment, as nothing was written while it was copied. Each try has a new file
+// that is not synced, because the filesystem may have written the last one.
 func (d *disk) survivors() string {
 	d.Helper()
-	if err := os.WriteFile(filepath.Join(d.root, unsynced), nil, 0o600); err != nil {
-		d.Fatal(err)
-	}
 	after := d.image + ".after"
-	for deadline := time.Now().Add(patience); ; { // the disk of a single moment: nothing was written while it was copied
+	await.True(d, "nothing is written to the disk while it is copied", func() bool {
 		before, rest := d.written()
+		d.tries++
+		if err := os.WriteFile(d.unsynced(), nil, 0o600); err != nil {
+			d.Fatal(err)
+		}
 		d.run("cp", d.image, after)
-		if now, still := d.written(); rest && still && before == now {
-			return after
-		}
-		if time.Now().After(deadline) {
-			d.Fatal("the disk is always being written to")
-		}
-	}
+		now, still := d.written()
+		return rest && still && before == now
+	})
+	return after
 }
+
+// unsynced returns the path of a file that no power cut leaves.
+func (d *disk) unsynced() string { return filepath.Join(d.root, fmt.Sprint("unsynced-", d.tries)) }
 
 // replace mounts a copy of the disk in its place. No process uses the disk any more, or soon none
 // does.
 func (d *disk) replace(after string) {
 	d.Helper()
 	// a helper process of the driver ends a moment later
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		err := syscall.Unmount(d.root, 0)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
-			d.Fatal(err)
-		}
+	if err := unmount(d, d.root); err != nil {
+		d.Fatal(err)
 	}
 	if err := os.Rename(after, d.image); err != nil {
 		d.Fatal(err)
@@ -180,10 +175,20 @@ func (d *disk) replace(after string) {
 	d.mount()
 }
 
+// unmount unmounts a filesystem when no process uses it.
+func unmount(t testing.TB, path string) (err error) {
+	t.Helper()
+	await.True(t, "no process uses "+path, func() bool {
+		err = syscall.Unmount(path, 0)
+		return !errors.Is(err, syscall.EBUSY)
+	})
+	return err
+}
+
 // lost makes sure that the disk was without power.
 func (d *disk) lost() {
 	d.Helper()
-	if _, err := os.Lstat(filepath.Join(d.root, unsynced)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(d.unsynced()); !errors.Is(err, fs.ErrNotExist) {
 		d.Errorf("what nobody synced is not lost, so this was no power cut: %v", err)
 	}
 }
@@ -385,12 +390,14 @@ func (o outage) test(t *testing.T, bin string, f filesystem) {
 
 func TestPowerCut(t *testing.T) {
 	testdisk.NeedLoops(t)
-	bin := buildDriver(t)
+	bin := driver(t)
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
 			f.need(t)
 			for _, o := range part(t, outages(t, f), 6) {
-				t.Run(o.name, func(t *testing.T) { o.test(t, bin, f) })
+				t.Run(o.name, func(t *testing.T) {
+					o.test(t, bin, f)
+				})
 			}
 		})
 	}

@@ -23,10 +23,9 @@ import (
 )
 
 const (
-	node    = "n"
-	size    = 8 << 20 // bytes of a volume
-	at      = 4 << 20 // where a text is in it
-	opening = 30 * time.Second
+	node = "n"
+	size = 8 << 20 // bytes of a volume
+	at   = 4 << 20 // where a text is in it
 )
 
 func main() {
@@ -53,13 +52,9 @@ func run(root, dir, done string) error {
 		return err
 	}
 	defer b.Close()
-	for deadline := time.Now().Add(opening); ; time.Sleep(time.Millisecond) {
-		ready, err := b.Probe(context.Background())
-		if err != nil || (!ready && time.Now().After(deadline)) {
+	for ready := false; !ready; time.Sleep(time.Millisecond) {
+		if ready, err = b.Probe(context.Background()); err != nil {
 			return fmt.Errorf("not ready: %w", err)
-		}
-		if ready {
-			break
 		}
 	}
 	w := &work{Backend: b, root: root}
