@@ -166,6 +166,7 @@ func (s stop) script(a *attachment) string {
 			program, delay)
 	}
 	dir := a.TempDir()
+	defer noFork()() // a program that is open for writing cannot be started
 	if err := os.WriteFile(filepath.Join(dir, s.program), []byte(script), 0o755); err != nil {
 		a.Fatal(err)
 	}
@@ -401,13 +402,16 @@ func TestTheCrashPointsOfAttachedDisksAreKnown(t *testing.T) {
 }
 
 func TestAFormatOutlivesDeathsAndPowerCuts(t *testing.T) {
+	t.Parallel()
 	testdisk.NeedLoops(t)
 	bin := attached(t)
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			f.need(t)
 			for _, c := range part(t, accidents("mount", "mkfs."+f.name), 6) {
 				t.Run(c.String(), func(t *testing.T) {
+					t.Parallel()
 					c.inFormat(newAttachment(t, bin, f.name))
 				})
 			}
@@ -452,10 +456,12 @@ func (c accident) inFormat(a *attachment) {
 var growths = map[string]string{"ext4": "resize2fs", "xfs": "xfs_growfs", "btrfs": "btrfs"}
 
 func TestAGrowthOutlivesDeathsAndPowerCuts(t *testing.T) {
+	t.Parallel()
 	testdisk.NeedLoops(t)
 	bin := attached(t)
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			f.need(t)
 			all := accidents("grow", growths[f.name])
 			if f.name == "ext4" {
@@ -468,6 +474,7 @@ func TestAGrowthOutlivesDeathsAndPowerCuts(t *testing.T) {
 			}
 			for _, c := range part(t, all, 6) {
 				t.Run(c.String(), func(t *testing.T) {
+					t.Parallel()
 					c.inGrowth(newAttachment(t, bin, f.name))
 				})
 			}

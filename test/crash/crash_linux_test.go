@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -54,6 +55,9 @@ func TestMain(m *testing.M) {
 	quietlog.Discard()
 	noNamespace = namespace.Enter()
 	dir, err := os.MkdirTemp("", "crash")
+	if err == nil {
+		err = flag.Set("test.parallel", "4") // they often wait for disks
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -348,7 +352,15 @@ func (l *life) write(context.Context) error {
 	return l.check(l.target)
 }
 
+// noFork keeps the other tests from starting a process until its result is called. A new process holds
+// all open files of this process for a moment, and their volume could not be unmounted.
+func noFork() (end func()) {
+	syscall.ForkLock.RLock()
+	return syscall.ForkLock.RUnlock
+}
+
 func (l *life) writeFiles() error {
+	defer noFork()()
 	for i := range files {
 		if err := os.WriteFile(filepath.Join(l.target, fmt.Sprint(i)), []byte(l.name), 0o600); err != nil {
 			return err
@@ -358,6 +370,7 @@ func (l *life) writeFiles() error {
 }
 
 func (l *life) writeDevice() error {
+	defer noFork()()
 	dev, err := os.OpenFile(l.target, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -561,6 +574,7 @@ func (l *life) do(s step) (err error) {
 
 // check makes sure that all that the pod wrote is at a path.
 func (l *life) check(path string) error {
+	defer noFork()()
 	if l.kind == device {
 		dev, err := os.Open(path)
 		if err != nil {
@@ -798,10 +812,12 @@ func part[T any](t *testing.T, tries []T, one int) []T {
 }
 
 func TestDeathAtEveryPoint(t *testing.T) {
+	t.Parallel()
 	bin := driver(t)
 	for _, d := range part(t, deaths(t), 6) {
 		point := d.point
 		t.Run(fmt.Sprint(d, " of a ", d.kind), func(t *testing.T) {
+			t.Parallel()
 			w := newWorldFor(t, bin, d)
 			other := w.newLife("other", d.kind)
 			if point != "identity:made" { // all the others are on the way of a node that has been running
@@ -861,6 +877,7 @@ func TestDeathAtEveryPoint(t *testing.T) {
 }
 
 func TestDeathAtRandom(t *testing.T) {
+	t.Parallel()
 	bin, kinds := driver(t), []kind{directory}
 	w := newWorld(t, bin)
 	if testdisk.Missing(t) == "" {

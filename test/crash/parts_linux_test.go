@@ -57,13 +57,16 @@ func (d *disk) parts(bin, crashAt string, done int) (now int, killed bool) {
 }
 
 func TestPartsOfGroupsOutliveTheirMaker(t *testing.T) {
+	t.Parallel()
 	bin := parts(t)
 	for _, f := range filesystems[1:] { // a group takes reflinks
 		for _, end := range []string{"dies", "and the power goes"} {
 			t.Run(f.name+", "+end, func(t *testing.T) {
+				t.Parallel()
 				f.need(t)
 				for _, point := range part(t, partDeaths(t), 6) {
 					t.Run(point, func(t *testing.T) {
+						t.Parallel()
 						d := newDisk(t, "", f)
 						done, killed := d.parts(bin, point, 0)
 						if !killed {

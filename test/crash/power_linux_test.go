@@ -389,13 +389,16 @@ func (o outage) test(t *testing.T, bin string, f filesystem) {
 }
 
 func TestPowerCut(t *testing.T) {
+	t.Parallel()
 	testdisk.NeedLoops(t)
 	bin := driver(t)
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			f.need(t)
 			for _, o := range part(t, outages(t, f), 6) {
 				t.Run(o.name, func(t *testing.T) {
+					t.Parallel()
 					o.test(t, bin, f)
 				})
 			}
