@@ -37,6 +37,7 @@ var realTime = map[string]string{
 	"pkg/backend/internal/copier/memory_linux_test.go:highest": "the pause between two samples of the memory",
 	"test/bench-router/main_linux_test.go:TestEachPartRuns":    "a parameter of a benchmark, whose result is not compared",
 	"test/crash/crash_linux_test.go:TestDeathAtRandom":         "the moments at which the driver is killed are random",
+	"test/nodes/world_linux_test.go:pauseIn":                   "the moments at which processes are stopped and killed",
 }
 
 // notYet is the reason of each entry of untilRepaired.
@@ -49,7 +50,6 @@ var untilRepaired = map[string]string{
 	"pkg/backend/smb/node_linux_test.go":                   notYet,
 	"pkg/backend/smb/volumes_linux_test.go":                notYet,
 	"test/cluster/":                                        notYet,
-	"test/nodes/":                                          notYet,
 }
 
 // units are the constants of package time.

@@ -10,20 +10,22 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
-// reads asks for a volume, with a deadline.
-func (w *world) reads(id string, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
+// reads asks for a volume.
+func (w *world) reads(ctx context.Context, id string) error {
 	return second(w.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id}))
 }
 
 // noticed waits until calls for a volume are UNAVAILABLE. Until then they end by their deadline.
 func (w *world) noticed(id string) {
 	w.Helper()
-	w.await("the router to notice", func() bool {
-		err := w.reads(id, time.Second)
+	await.True(w, "the router notices", func() bool {
+		ctx, cancel := context.WithTimeout(w.soon(), time.Second)
+		defer cancel()
+		err := w.reads(ctx, id)
 		if code := status.Code(err); code != codes.Unavailable && code != codes.DeadlineExceeded {
 			w.Fatalf("while nobody answers: %v", err)
 		}
@@ -65,12 +67,12 @@ func TestANodeBehindACutNetworkIsAwayAndTheOthersGoOn(t *testing.T) {
 		t.Errorf("a volume on a node that is cut off: %v", err)
 	}
 	during := w.volume("during", "b").GetVolumeId()
-	w.must(w.reads(vb, patience))
+	w.must(w.reads(w.soon(), vb))
 	w.noticed(va)
 
 	name := "a (" + a.peer()
 	w.lost(a)
-	wantCode(t, w.reads(va, patience), codes.Unavailable, name)
+	wantCode(t, w.reads(w.soon(), va), codes.Unavailable, name)
 	for what, err := range map[string]error{
 		"create":   second(w.CreateVolume(ctx, create("on-a", "a"))),
 		"anywhere": second(w.CreateVolume(ctx, create("anywhere"))),
@@ -105,7 +107,7 @@ func TestANodeBehindACutNetworkIsAwayAndTheOthersGoOn(t *testing.T) {
 
 	w.must(a.host.repair())
 	w.settled(3)
-	w.must(w.reads(va, patience))
+	w.must(w.reads(w.soon(), va))
 	w.holds(va, vb, during, w.volume("late", "a").GetVolumeId())
 	w.holdsSnapshots(sa, sb)
 }
@@ -116,14 +118,16 @@ func TestAStoppedNodeKeepsNoCallBeyondItsDeadline(t *testing.T) {
 	v := w.volume("v", "a").GetVolumeId()
 	ids := []string{v}
 	for i := range 5 {
-		w.must(a.stop())
-		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-		name := fmt.Sprint("slow-", i)
+		a.stop(t)
+		before, name := len(w.process.said()), fmt.Sprint("slow-", i)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		_, err := w.CreateVolume(ctx, create(name, "a"))
 		cancel()
 		wantCode(t, err, codes.DeadlineExceeded)
-		w.await("the router's own call to end", func() bool { return w.process.hasSaid("name=" + name + " ") })
-		if w.process.hasSaid("no node answers at a") { // which it says much later
+		call := "name=" + name + " "
+		await.True(w, "the router's own call ends", func() bool { return w.process.hasSaid(call) })
+		said, _, _ := strings.Cut(w.process.said()[before:], call)
+		if strings.Contains(said, "no node answers at a") { // which it says much later
 			t.Errorf("the router's call of %s ended with the connection, and not with its caller's", name)
 		}
 		w.volume(fmt.Sprint("other-", i), "b")
@@ -132,7 +136,7 @@ func TestAStoppedNodeKeepsNoCallBeyondItsDeadline(t *testing.T) {
 	}
 	w.holds(ids...)
 	// For longer than the router waits, with a call on its way that would wait for longer still.
-	w.must(a.stop())
+	a.stop(t)
 	answered := make(chan error, 1)
 	go func() { answered <- second(w.CreateVolume(w.soon(), create("long", "a"))) }()
 	w.noticed(v)
@@ -142,7 +146,7 @@ func TestAStoppedNodeKeepsNoCallBeyondItsDeadline(t *testing.T) {
 	}
 	w.must(a.goOn())
 	w.settled(2)
-	w.must(w.reads(v, patience))
+	w.must(w.reads(w.soon(), v))
 	w.holds(append(ids, w.volume("long", "a").GetVolumeId())...)
 }
 
@@ -153,16 +157,14 @@ func TestANodeStoppedInTheMiddleOfACallFinishesItOnce(t *testing.T) {
 	var ids, snapshots []string
 	for i := range 20 { // stopped a little later each time
 		name := fmt.Sprint("v", i)
-		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		ctx, cancel := context.WithCancel(w.soon())
 		both(func() { w.CreateVolume(ctx, create(name, "a")) },
 			func() { w.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v}) },
 			func() {
-				time.Sleep(time.Duration(i) * 500 * time.Microsecond)
-				if err := a.stop(); err != nil {
-					t.Error(err)
-				}
+				pauseIn(i)
+				a.stop(t)
+				cancel()
 			})
-		cancel()
 		w.must(a.goOn())
 		ids, snapshots = append(ids, w.volume(name, "a").GetVolumeId()), append(snapshots, w.snapshot(name, v))
 	}
@@ -179,11 +181,11 @@ func TestANodeComesBackWithAnotherAddress(t *testing.T) {
 	w.must(a.host.move("10.9.0.21"))
 	a.start()
 	w.lostAt(old)
-	wantCode(t, w.reads(v, patience), codes.Unavailable, "a ("+old)
+	wantCode(t, w.reads(w.soon(), v), codes.Unavailable, "a ("+old)
 	w.dns.say("10.9.0.11", a.host.address, b.host.address, c.host.address)
 	w.look()
 	w.wantReady("ok: 3 of 4 nodes answer", old)
-	w.must(w.reads(v, patience))
+	w.must(w.reads(w.soon(), v))
 	w.must(second(w.DeleteSnapshot(w.soon(), &csi.DeleteSnapshotRequest{SnapshotId: w.snapshot("s", v)})))
 	w.listsFail(old)
 	w.dns.say(a.host.address, b.host.address, c.host.address)
@@ -201,7 +203,7 @@ func TestANodeComesBackWithAnotherAddress(t *testing.T) {
 	w.must(b.host.move(atC))
 	b.start()
 	c.start()
-	w.await("b where c was", func() bool { return w.reads(vb, patience) == nil })
+	await.True(w, "b answers where c was", func() bool { return w.reads(w.soon(), vb) == nil })
 	w.settled(3)
 	w.must(second(w.DeleteVolume(w.soon(), &csi.DeleteVolumeRequest{VolumeId: vb})))
 	w.holds(v)
@@ -237,7 +239,7 @@ func TestMoreAddressesThanFitInAPacket(t *testing.T) {
 	}
 	w.dns.mu.Unlock()
 	w.listsFail("10.9.1.")
-	w.must(w.reads(v, patience))
+	w.must(w.reads(w.soon(), v))
 	w.dns.say(known...)
 	w.settled(2) // this time it looks of its own accord
 

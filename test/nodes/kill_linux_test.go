@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // points are the moments at which a node dies while it makes a volume, or a snapshot, of a
@@ -54,7 +55,7 @@ func TestANodeThatIsKilledWhileItMakesAVolumeHasOne(t *testing.T) {
 func (w *world) revived(point string) {
 	w.Helper()
 	var dead []*node
-	w.await("the death of a node at "+point, func() bool {
+	await.True(w, "a node has died at "+point, func() bool {
 		dead = nil
 		for _, n := range w.nodes {
 			if n.killed() {
@@ -122,12 +123,12 @@ func TestARouterThatIsKilledInTheMiddleOfACallLeavesOneVolume(t *testing.T) {
 	a := w.nodes["a"]
 	var ids []string
 	// When the node has the call, and has not read it.
-	w.must(a.stop())
+	a.stop(t)
 	before, err := a.waiting(peerPort)
 	w.must(err)
 	answered := make(chan error, 1)
 	go func() { answered <- second(w.CreateVolume(w.soon(), create("unread", "a"))) }()
-	w.await("the call to reach the node", func() bool {
+	await.True(w, "the call has reached the node", func() bool {
 		now, err := a.waiting(peerPort)
 		w.must(err)
 		return now > before+100 // more than a ping
@@ -144,7 +145,7 @@ func TestARouterThatIsKilledInTheMiddleOfACallLeavesOneVolume(t *testing.T) {
 		name, on := fmt.Sprint("v", i), [][]string{{"a"}, nil}[i%2]
 		w.settled(2)
 		go func() { answered <- second(w.CreateVolume(w.soon(), create(name, on...))) }()
-		time.Sleep(time.Duration(i) * 700 * time.Microsecond)
+		pauseIn(i)
 		w.process.kill()
 		if err := <-answered; err != nil && status.Code(err) != codes.Unavailable {
 			t.Errorf("a router that dies: %v", err)
@@ -174,7 +175,7 @@ func TestTwoRoutersServeTheSameNodes(t *testing.T) {
 	snapshots = append(snapshots, w.snapshot("s", ids[0]))
 	one.process.kill()
 	w.router = two // from here on
-	w.must(w.reads(ids[0], patience))
+	w.must(w.reads(w.soon(), ids[0]))
 	if got := w.snapshot("s", ids[0]); got != snapshots[0] {
 		t.Errorf("the snapshot is %s, and was %s", got, snapshots[0])
 	}

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,9 +15,11 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
+	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // network is a network namespace. A thread of this process runs in it: functions on that thread run
@@ -75,9 +78,9 @@ func (n *network) ip(commands ...string) error {
 }
 
 // dial connects from within the namespace.
-func (n *network) dial(address string) (conn net.Conn, err error) {
+func (n *network) dial(ctx context.Context, address string) (conn net.Conn, err error) {
 	err = n.in(func() error {
-		conn, err = net.DialTimeout("tcp", address, patience)
+		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)
 		return err
 	})
 	return conn, err
@@ -189,11 +192,13 @@ func (p *process) kill() {
 }
 
 // stop halts the process where it is, and waits until none of its threads runs any more.
-func (p *process) stop() error {
+func (p *process) stop(t testing.TB) {
+	t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		return err
+		t.Error(err)
+		return
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	await.NoError(t, "all threads have stopped", func() error {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
 		if err != nil {
 			return err
@@ -203,13 +208,11 @@ func (p *process) stop() error {
 			_, state, _ := strings.Cut(string(stat), ") ")
 			return errors.Is(err, os.ErrNotExist) || strings.HasPrefix(state, "T")
 		})
-		if len(running) == 0 {
-			return nil
+		if len(running) > 0 {
+			return fmt.Errorf("%q run", running)
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%q do not stop", running)
-		}
-	}
+		return nil
+	})
 }
 
 // goOn ends the effect of stop.

@@ -1,10 +1,8 @@
 package nodes
 
 import (
-	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -15,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
@@ -31,15 +30,15 @@ func TestTwoWithTheSameIdentityAreBothRefused(t *testing.T) {
 			a.peer()), fmt.Sprintf(`causeway_router_node_up{address=%q,node="a"} 0`, twin.peer()))
 	w.listsFail("several addresses report", a.peer(), twin.peer())
 	for _, err := range []error{
-		w.reads(v, patience), second(w.DeleteVolume(w.soon(), &csi.DeleteVolumeRequest{VolumeId: v})),
+		w.reads(w.soon(), v), second(w.DeleteVolume(w.soon(), &csi.DeleteVolumeRequest{VolumeId: v})),
 		second(w.CreateVolume(w.soon(), create("w", "a"))), second(w.CreateVolume(w.soon(), create("w"))),
 	} {
 		wantCode(t, err, codes.Unavailable, "several addresses report")
 	}
-	w.must(w.reads(vb, patience))
+	w.must(w.reads(w.soon(), vb))
 	twin.kill()
 	w.wantReady("ok: 2 of 3 nodes answer")
-	w.must(w.reads(v, patience))
+	w.must(w.reads(w.soon(), v))
 	w.listsFail(twin.peer())
 	w.dns.say(a.host.address, w.nodes["b"].host.address)
 	w.settled(2)
@@ -55,9 +54,9 @@ func TestANodeWithTheIDOfAnotherIsRejected(t *testing.T) {
 	liar.start()
 	w.dns.say(w.nodes["a"].host.address, w.nodes["b"].host.address, liar.host.address)
 	w.wantReady("ok: 2 of 3 nodes answer", liar.peer(), "node b has a certificate for", "liar")
-	w.await("the router to say so",
+	await.True(w, "the router reports that",
 		func() bool { return w.process.hasSaid("WARN", liar.peer(), "node b has a certificate for") })
-	w.must(w.reads(v, patience))
+	w.must(w.reads(w.soon(), v))
 	w.listsFail(liar.peer(), "certificate")
 	wb := w.volume("wb", "b").GetVolumeId()
 	liar.kill()
@@ -81,10 +80,7 @@ func (w *world) pair(dir string) tls.Certificate {
 func (w *world) stranger(n *node, c credentials.TransportCredentials) csi.ControllerClient {
 	w.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+n.peer(), grpc.WithTransportCredentials(c),
-		grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn,
-			error) {
-			return w.wire.dial(address)
-		}))
+		grpc.WithContextDialer(w.wire.dial))
 	w.must(err)
 	w.Cleanup(func() { conn.Close() })
 	return csi.NewControllerClient(conn)
@@ -122,7 +118,7 @@ func TestOnlyTheRouterMayTalkToANode(t *testing.T) {
 	} {
 		client := w.stranger(a, tc.credentials)
 		// three in a second at most
-		w.await(fmt.Sprintf("the node to say %q of a client %s", tc.says, tc.name), func() bool {
+		await.True(w, fmt.Sprintf("the node reports %q of a client %s", tc.says, tc.name), func() bool {
 			wantCode(t, second(client.DeleteVolume(w.soon(), &csi.DeleteVolumeRequest{VolumeId: v})), codes.Unavailable)
 			return a.hasSaid("WARN", wireAddress, tc.says)
 		})
@@ -147,7 +143,7 @@ func (w *world) copyFile(to string, from ...string) {
 // shows fails the test unless a node shows the certificate that is in its directory now.
 func (n *node) shows() {
 	n.Helper()
-	raw, err := n.wire.dial(n.peer())
+	raw, err := n.wire.dial(n.soon(), n.peer())
 	n.must(err)
 	defer raw.Close()
 	conn := tls.Client(raw, &tls.Config{InsecureSkipVerify: true,
@@ -204,7 +200,7 @@ func TestCertificatesAreReplacedWhileEverythingRuns(t *testing.T) {
 	w.certify(all)
 	w.reconnect()
 	client := w.stranger(b, showing(old))
-	w.await("the old CA to be refused", func() bool {
+	await.True(w, "the old CA is refused", func() bool {
 		wantCode(t, second(client.ControllerGetVolume(w.soon(), &csi.ControllerGetVolumeRequest{VolumeId: v})),
 			codes.Unavailable)
 		return b.hasSaid("WARN", "wrong CA")
@@ -219,5 +215,5 @@ func TestCertificatesAreReplacedWhileEverythingRuns(t *testing.T) {
 	w.process.kill()
 	w.router.start()
 	w.settled(2)
-	w.await("b to say so", func() bool { return b.hasSaid("WARN", "the old ones stay in use") })
+	await.True(w, "b reports that", func() bool { return b.hasSaid("WARN", "the old ones stay in use") })
 }

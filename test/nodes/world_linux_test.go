@@ -6,6 +6,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -29,14 +30,12 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
-
-// patience is the limit for an expected event.
-const patience = 90 * time.Second
 
 const (
 	driverName = "hostpath.csi.causeway.dev"
@@ -252,7 +251,7 @@ func (n *node) startToDie(point string) {
 	}
 	n.conn = n.connect(n.process, n.endpoint)
 	n.IdentityClient, n.NodeClient = csi.NewIdentityClient(n.conn), csi.NewNodeClient(n.conn)
-	n.await("ready "+n.name, func() bool {
+	await.True(n, n.name+" is ready", func() bool {
 		resp, err := n.Probe(context.Background(), &csi.ProbeRequest{})
 		return err == nil && resp.GetReady().GetValue()
 	})
@@ -324,7 +323,7 @@ func (r *router) said() string { return r.process.said() }
 // connect waits until a process listens at its endpoint.
 func (w *world) connect(p *process, endpoint string) *grpc.ClientConn {
 	w.Helper()
-	w.await("listening at "+endpoint, func() bool {
+	await.True(w, "a driver listens at "+endpoint, func() bool {
 		select {
 		case <-p.exited:
 			w.Fatalf("the driver has ended with %v: %s", p.cmd.ProcessState, p.said())
@@ -342,25 +341,17 @@ func (w *world) connect(p *process, endpoint string) *grpc.ClientConn {
 	return conn
 }
 
-// await waits until something is so.
-func (w *world) await(what string, is func() bool) {
-	w.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			w.Fatalf("waited in vain for %s", what)
-		}
-	}
-}
-
 // get returns the body from the router's HTTP endpoint, or an error.
 func (r *router) get(path string) string {
 	r.world.Helper()
-	client := http.Client{Timeout: patience,
-		Transport: &http.Transport{DisableKeepAlives: true,
-			DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
-				return r.world.wire.dial(address)
-			}}}
-	resp, err := client.Get("http://" + net.JoinHostPort(r.host.address, strconv.Itoa(httpPort)) + path)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return r.world.wire.dial(ctx, address)
+		}}}
+	req, err := http.NewRequestWithContext(r.world.soon(), http.MethodGet,
+		"http://"+net.JoinHostPort(r.host.address, strconv.Itoa(httpPort))+path, nil)
+	r.world.must(err)
+	resp, err := client.Do(req)
 	if err != nil {
 		return err.Error()
 	}
@@ -372,25 +363,23 @@ func (r *router) get(path string) string {
 // wantReady waits until /readyz has all of the words.
 func (r *router) wantReady(words ...string) {
 	r.world.Helper()
-	var how string
-	defer func() {
-		if r.world.Failed() {
-			r.world.Logf("/readyz: %s", how)
+	await.NoError(r.world, fmt.Sprintf("/readyz has %q", words), func() error {
+		how := r.get("/readyz")
+		if slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(how, word) }) {
+			return errors.New(how)
 		}
-	}()
-	r.world.await(fmt.Sprintf("%q in /readyz", words), func() bool {
-		how = r.get("/readyz")
-		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(how, word) })
+		return nil
 	})
 }
 
 // settled waits until so many nodes answer, and no node is silent.
 func (r *router) settled(n int) {
 	r.world.Helper()
-	var how string
-	r.world.await(fmt.Sprintf("all of %d nodes", n), func() bool {
-		how = r.get("/readyz")
-		return how == fmt.Sprintf("ok: %d of %d nodes answer\n", n, n)
+	await.NoError(r.world, fmt.Sprintf("all of %d nodes answer", n), func() error {
+		if how := r.get("/readyz"); how != fmt.Sprintf("ok: %d of %d nodes answer\n", n, n) {
+			return errors.New(how)
+		}
+		return nil
 	})
 }
 
@@ -403,7 +392,7 @@ func (r *router) lost(n *node) {
 // wantMetrics waits until /metrics has these lines.
 func (r *router) wantMetrics(lines ...string) {
 	r.world.Helper()
-	r.world.await(fmt.Sprintf("%q in /metrics", lines), func() bool {
+	await.True(r.world, fmt.Sprintf("/metrics has %q", lines), func() bool {
 		got := r.get("/metrics")
 		return !slices.ContainsFunc(lines, func(l string) bool { return !strings.Contains(got, "\n"+l+"\n") })
 	})
@@ -437,12 +426,8 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
-// soon is the context of a call that gets an answer of any kind before its deadline.
-func (w *world) soon() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	w.Cleanup(cancel)
-	return ctx
-}
+// soon is the context of a call that gets an answer of any kind before the deadline of the test.
+func (w *world) soon() context.Context { return await.Context(w) }
 
 // volume makes a volume and returns it, as a sidecar does: again and again.
 func (w *world) volume(name string, on ...string) *csi.Volume {
@@ -467,20 +452,18 @@ func (w *world) snapshot(name, volume string) string {
 
 // retry makes a call until it works, as a sidecar does: with a deadline each time, and not after a
 // final code.
-func retry[T any](w *world, call func(context.Context) (T, error)) T {
+func retry[T any](w *world, call func(context.Context) (T, error)) (resp T) {
 	w.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	await.NoError(w, "a call has a final answer", func() (err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		resp, err := call(ctx)
-		cancel()
-		if err == nil {
-			return resp
-		}
-		if !again(err) || time.Now().After(deadline) {
+		defer cancel()
+		if resp, err = call(ctx); err != nil && !again(err) {
 			w.Errorf("a retry: %v", err)
-			return resp
+			return nil
 		}
-	}
+		return err
+	})
+	return resp
 }
 
 // again reports whether a sidecar repeats the call after an error that leaves its effect open.
@@ -565,3 +548,6 @@ func both(all ...func()) {
 	}
 	running.Wait()
 }
+
+// pauseIn waits until a moment in the middle of a call, another in each round.
+func pauseIn(round int) { time.Sleep(time.Duration(round) * 600 * time.Microsecond) }
