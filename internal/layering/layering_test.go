@@ -134,7 +134,7 @@ var rooms = map[string]struct{ may, not []string }{
 		append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/jobs": {[]string{module + "internal/guard"},
 		append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/dacl", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // host.IsFilesystem
+	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "internal/dacl", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)},
 }
 
 // linuxParts returns the import paths of parts of the mounter of Linux.

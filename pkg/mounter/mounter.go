@@ -335,6 +335,10 @@ type Images interface {
 	// absolute and still leads to the directory. Errors: ErrPath if an element of source is a link.
 	MountPointsOf(source string) ([]string, error)
 
+	// IsFilesystem reports whether a directory is the root of a filesystem, whose space then belongs
+	// to the owner of the directory alone. Errors: errors.ErrUnsupported where this is not known.
+	IsFilesystem(dir string) (bool, error)
+
 	// Failing returns the images whose filesystems are mounted, by any process, and have failed, by
 	// absolute path, each with its worst known failure. Failing asks the kernel. Failing does not
 	// wait for tenants, and waits some seconds at most for a filesystem that does not answer, which

@@ -180,7 +180,8 @@ func (b *Backend) openOnce() (*root, error) {
 func openRoot(cfg Config) (*root, error) {
 	s, err := store.Open(store.Config{
 		Root: cfg.Root, Node: cfg.Node, RootRecord: cfg.RootRecord, Release: cfg.Release,
-		Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost, ImageExt: cfg.Images.ImageExt(),
+		Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost,
+		ImageExt: cfg.Images.ImageExt(), IsFilesystem: cfg.Images.IsFilesystem,
 	})
 	if err != nil {
 		return nil, available(err)

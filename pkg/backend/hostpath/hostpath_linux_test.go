@@ -239,7 +239,11 @@ func TestAReadOnlyRoot(t *testing.T) {
 
 func TestCapacityOfAFilesystemOfItsOwn(t *testing.T) {
 	w := newDisk(t, "size=64m")
-	b := w.open()
+	machine, err := host.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := w.open(uses(machine))
 	v, err := b.Create(context.Background(),
 		backend.CreateOptions{Name: "v", Required: 48 << 20, Access: []backend.Access{{}}})
 	if err != nil {

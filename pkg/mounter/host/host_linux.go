@@ -28,9 +28,6 @@ func HelperTasks() []helper.Task { return linux.HelperTasks() }
 // IsShared reports whether mounts below a directory reach the other mount namespaces.
 func IsShared(dir string) (bool, error) { return linux.IsShared(dir) }
 
-// IsFilesystem reports whether a directory is the root of a filesystem.
-func IsFilesystem(dir string) (bool, error) { return linux.IsFilesystem(dir) }
-
 // FindDevice returns the path and the sequence number of the block device with a serial number.
 func FindDevice(ctx context.Context, serial string) (path string, sequence uint64, err error) {
 	return disk.Find(ctx, serial)

@@ -24,9 +24,6 @@ func HelperTasks() []helper.Task { return nil }
 // IsShared returns errors.ErrUnsupported: see [New].
 func IsShared(string) (bool, error) { return false, errors.ErrUnsupported }
 
-// IsFilesystem returns errors.ErrUnsupported: see [New].
-func IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }
-
 // FindDevice returns errors.ErrUnsupported: disks are attached to Linux nodes only.
 func FindDevice(context.Context, string) (path string, sequence uint64, err error) {
 	return "", 0, errors.ErrUnsupported

@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"errors"
 
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -19,9 +18,6 @@ func HelperTasks() []helper.Task { return nil }
 
 // IsShared returns true: every process of the node sees a link.
 func IsShared(string) (bool, error) { return true, nil }
-
-// IsFilesystem returns errors.ErrUnsupported: drives have letters here.
-func IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }
 
 // FindDevice returns the path of the disk with a serial number, or with an identifier of page 83 of
 // SCSI. The number in the path may change at a reboot, and when the disk is attached again. The

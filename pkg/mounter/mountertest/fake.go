@@ -616,6 +616,9 @@ func (f *Fake) MountPointsOf(source string) ([]string, error) {
 	return paths, nil
 }
 
+// IsFilesystem returns errors.ErrUnsupported: a Fake does not know the mounts of the machine.
+func (f *Fake) IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }
+
 // Usage returns Capacity, or the size of a device. Errors: ErrPath, fs.ErrNotExist.
 func (f *Fake) Usage(_ context.Context, path string) (mounter.Usage, error) {
 	f.mu.Lock()

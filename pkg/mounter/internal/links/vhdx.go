@@ -101,6 +101,9 @@ func (d *linkDisks) detachIfAttached(image string) error {
 // ImageExt is that of virtual disks.
 func (Host) ImageExt() string { return ImageExt }
 
+// IsFilesystem returns errors.ErrUnsupported: drives have letters here.
+func (Host) IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }
+
 // MakeImage makes a virtual disk with an NTFS: the only place where an image is formatted.
 func (h Host) MakeImage(ctx context.Context, path string, size int64, fsType string) error {
 	if err := ctx.Err(); err != nil {

@@ -433,9 +433,9 @@ func (h *Host) Mounted(_ context.Context, m mounter.Mount, path string) (bool, e
 	})
 }
 
-// IsFilesystem reports whether path is the root of a filesystem. A directory below the root is not,
-// nor is a bind mount of such a directory.
-func IsFilesystem(path string) (bool, error) {
+// IsFilesystem is that of mounter.Images. A bind mount of a directory below the root of a filesystem
+// is not a root.
+func (h *Host) IsFilesystem(path string) (bool, error) {
 	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return false, err

@@ -400,14 +400,14 @@ func TestIsFilesystem(t *testing.T) {
 	b := linuxtest.NewRealBench(t)
 	dir := filepath.Join(b.Storage, "fs")
 	linuxtest.Mkdir(t, dir)
-	if yes, err := linux.IsFilesystem(dir); yes || err != nil {
+	if yes, err := b.IsFilesystem(dir); yes || err != nil {
 		t.Errorf("IsFilesystem(a directory) = %v, %v", yes, err)
 	}
 	if err := unix.Mount("none", dir, "tmpfs", 0, "size=1m"); err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Unmount(dir, 0)
-	if yes, err := linux.IsFilesystem(dir); !yes || err != nil {
+	if yes, err := b.IsFilesystem(dir); !yes || err != nil {
 		t.Errorf("IsFilesystem(the root of a tmpfs) = %v, %v", yes, err)
 	}
 	sub := filepath.Join(dir, "sub")
@@ -416,10 +416,10 @@ func TestIsFilesystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Unmount(sub, 0)
-	if yes, err := linux.IsFilesystem(sub); yes || err != nil {
+	if yes, err := b.IsFilesystem(sub); yes || err != nil {
 		t.Errorf("IsFilesystem(a bind mount of a directory) = %v, %v", yes, err)
 	}
-	if _, err := linux.IsFilesystem(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := b.IsFilesystem(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("IsFilesystem(none) = %v", err)
 	}
 }

@@ -27,7 +27,6 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/dacl"
-	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
 // Directories of the root.
@@ -60,7 +59,8 @@ type Config struct {
 	Adopt      bool     // take Root regardless of RootRecord
 	Lost       []string // UUIDs of roots that never come back
 
-	ImageExt string // of the names of images: that of mounter.Images
+	ImageExt     string                         // of the names of images: that of mounter.Images
+	IsFilesystem func(dir string) (bool, error) // that of mounter.Images
 }
 
 // Store is an open root. Its methods may be called by many goroutines.
@@ -112,7 +112,7 @@ func Open(cfg Config) (_ *Store, err error) {
 	}
 	// If the owner of the filesystem is unknown, the store counts as one of several users: the
 	// available space is then too low, never too high.
-	s.whole, err = host.IsFilesystem(cfg.Root)
+	s.whole, err = cfg.IsFilesystem(cfg.Root)
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, err
 	}
