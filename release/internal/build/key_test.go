@@ -26,7 +26,7 @@ func TestGitIgnoresKeys(t *testing.T) {
 }
 
 // keyFile matches the file of the private key in a command.
-var keyFile = regexp.MustCompile(`(?:\bKEY=|--key=|--output-key-prefix=|-out )"?([^\s"]+)`)
+var keyFile = regexp.MustCompile(`(?:\bKEY=|--key=|--output-key-prefix=|\s-out )"?([^\s"]+)`)
 
 // TestTheKeyIsOutsideOfTheClone: the build refuses untracked files, with the advice to commit them.
 // The commands of the page and the help write and read the private key in another directory.
