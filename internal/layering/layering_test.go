@@ -99,6 +99,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/internal/record": {[]string{module + "internal/beneath", module + "internal/regular",
 		module + "internal/atomicfile"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/hostpath": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
+	"internal/parallel":    {nil, logging},
 	"internal/peer": {[]string{"github.com/container-storage-interface/spec",
 		"google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
 	"internal/peertls": {[]string{"google.golang.org/grpc/credentials", module + "internal/connlimit", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, append([]string{"os/exec"}, logging...)},

@@ -69,22 +69,22 @@ func (f Filesystem) Attach(t testing.TB, image, dir string) {
 		t.Fatalf("mount %s: %v: %s", f.Type, err, out)
 	}
 	t.Cleanup(func() {
-		if err := unmount(t, dir); err != nil && !errors.Is(err, unix.EINVAL) {
-			t.Errorf("unmount %s: %v: a file or mount is still open there", dir, err)
+		if err := Unmount(t, dir); err != nil && !errors.Is(err, unix.EINVAL) {
+			t.Errorf("unmount %s: %v", dir, err)
 			unix.Unmount(dir, unix.MNT_DETACH)
 		}
 		Detached(t, image)
 	})
 }
 
-// unmount unmounts dir. unmount waits for loop devices that still hold files in dir: a program that
-// looks at all loop devices, such as the driver of another test, may have one open.
-func unmount(t testing.TB, dir string) (err error) {
+// Unmount unmounts dir when no process has a file open there. A program that looks at all loop
+// devices, such as the driver of another test, may have one open, and a child that another test
+// starts has all files of this process until its exec.
+func Unmount(t testing.TB, dir string) (err error) {
 	t.Helper()
-	await.True(t, "no loop device holds a file in "+dir, func() bool {
-		held := Loops(t, dir+"/")
+	await.True(t, "no process has a file or mount in "+dir, func() bool {
 		err = unix.Unmount(dir, 0)
-		return !errors.Is(err, unix.EBUSY) || len(held) == 0
+		return !errors.Is(err, unix.EBUSY)
 	})
 	return err
 }

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -34,6 +33,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/parallel"
 	"github.com/causeway-csi/causeway/internal/quietlog"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -54,10 +54,8 @@ var (
 func TestMain(m *testing.M) {
 	quietlog.Discard()
 	noNamespace = namespace.Enter()
+	parallel.Tests()
 	dir, err := os.MkdirTemp("", "crash")
-	if err == nil {
-		err = flag.Set("test.parallel", "4") // they often wait for disks
-	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

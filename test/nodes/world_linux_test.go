@@ -34,6 +34,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/parallel"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
@@ -63,9 +64,7 @@ func TestMain(m *testing.M) {
 		missing = check()
 	}
 	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil { // they wait for most of their time
-		panic(err)
-	}
+	parallel.Tests()
 	dir, err := os.MkdirTemp("", "nodes")
 	driver = filepath.Join(dir, "driver")
 	if err == nil && missing == nil {

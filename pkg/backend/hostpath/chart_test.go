@@ -70,6 +70,7 @@ var parameterRow = regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|")
 // values, and those in docs/reference/parameters.md, with the parameters of the driver: all names,
 // and in the schema each value of an enumeration.
 func TestChartSchemaHasTheDriversParameters(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "charts", "causeway", "values.schema.json"))
 	if err != nil {
 		t.Fatal(err)

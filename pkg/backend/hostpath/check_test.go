@@ -76,6 +76,7 @@ func inline(v *volume) {
 // TestRecordsOfAllReleasesAreRead has records that some release can have written, even if the
 // present release does not write them.
 func TestRecordsOfAllReleasesAreRead(t *testing.T) {
+	t.Parallel()
 	mark := &quota.Mark{Kind: quota.Subvolume}
 	for name, err := range map[string]error{
 		"directory": goodVolume().check(someVolume),
@@ -145,6 +146,7 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 // TestRecordsThatEarlierReleasesWroteAreRead reads files that earlier commits wrote, with commit
 // and directory.
 func TestRecordsThatEarlierReleasesWroteAreRead(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("testdata", "records.txt"))
 	if err != nil {
 		t.Fatal(err)
@@ -177,6 +179,7 @@ func (v *volume) checkOwn() error { return v.check(v.ID) }
 // TestImpossibleRecordsAreDamaged has combinations that no release can have written, and the fields
 // that the error names.
 func TestImpossibleRecordsAreDamaged(t *testing.T) {
+	t.Parallel()
 	ofVolume := func(v *volume, change func(v *volume)) error { change(v); return v.checkOwn() }
 	ofSnapshot := func(change func(n *snapshot)) error { n := with(goodSnapshot(), change); return n.check(n.ID) }
 	ofGroup := func(g *group, change func(g *group)) error { change(g); return g.check(g.ID) }
@@ -267,6 +270,7 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 
 // TestARecordIsCheckedAsItIsRead: JSON may have a field several times, in lower and upper case.
 func TestARecordIsCheckedAsItIsRead(t *testing.T) {
+	t.Parallel()
 	v := goodVolume()
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 )
 
 func TestDescribeReadsARecordAndChangesNothing(t *testing.T) {
+	t.Parallel()
 	root, id := t.TempDir(), volumeid.New(volumeid.Volume, "n", "pvc-1")
 	dir := filepath.Join(root, "volumes", id)
 	if _, _, err := Describe(root, id); !errors.Is(err, backend.ErrNotFound) {

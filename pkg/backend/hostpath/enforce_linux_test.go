@@ -200,6 +200,7 @@ func limitsDirectories(w *world) {
 }
 
 func TestALimitSurvivesCallsWhileQuotasAreOff(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for name, call := range map[string]func(b *Backend, id string) error{
 		"an expansion": func(b *Backend, id string) error {
@@ -236,6 +237,7 @@ func TestALimitSurvivesCallsWhileQuotasAreOff(t *testing.T) {
 }
 
 func TestProjectsAreFreedByConcurrentDeletes(t *testing.T) {
+	t.Parallel()
 	onQuotas(t, projects, func(w *world) {
 		const volumes = 60
 		b := w.open()
@@ -265,6 +267,7 @@ func TestProjectsAreFreedByConcurrentDeletes(t *testing.T) {
 }
 
 func TestSizesThatCannotBeEnforced(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4", Size: 64 * mib})
 	b := w.open()

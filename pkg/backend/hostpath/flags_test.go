@@ -12,6 +12,7 @@ const someRoot = "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11"
 
 // TestLostRootsFlag: an empty list must not contain the empty UUID.
 func TestLostRootsFlag(t *testing.T) {
+	t.Parallel()
 	for args, want := range map[string][]string{"": nil, "--lost-roots=": nil,
 		"--lost-roots=" + strings.ToUpper(someRoot): {someRoot}} {
 		var f Flags
@@ -28,6 +29,7 @@ func TestLostRootsFlag(t *testing.T) {
 
 // TestKindsFlag: each kind once, in the order of the flag.
 func TestKindsFlag(t *testing.T) {
+	t.Parallel()
 	for args, want := range map[string][]string{"": {"directory", "image"}, "--kinds=image": {"image"},
 		"--kinds=image,directory": {"image", "directory"}, "--kinds=": nil, "--kinds=file": nil, "--kinds=image,image": nil,
 		"--kinds=image,": nil} {
@@ -43,6 +45,7 @@ func TestKindsFlag(t *testing.T) {
 
 // TestTrimIntervalFlag: 0 trims none, and a short interval would punch holes without a pause.
 func TestTrimIntervalFlag(t *testing.T) {
+	t.Parallel()
 	for interval, ok := range map[string]bool{"0": true, "1m": true, "168h": true, "1ns": false, "59s": false} {
 		var f Flags
 		set := flag.NewFlagSet("", flag.ContinueOnError)

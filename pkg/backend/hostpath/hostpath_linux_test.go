@@ -15,6 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/parallel"
 	"github.com/causeway-csi/causeway/internal/quietlog"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -26,6 +27,7 @@ var noNamespace error
 
 func TestMain(m *testing.M) {
 	quietlog.Discard()
+	parallel.Tests()
 	helper.Main(host.HelperTasks(), HelperTasks())
 	hang.Main()
 	noNamespace = namespace.Enter()
@@ -46,6 +48,7 @@ func newDisk(t *testing.T, options string) *world {
 }
 
 func TestCreateOnAFullDiskLeavesNothing(t *testing.T) {
+	t.Parallel()
 	w := newDisk(t, "size=4m,nr_inodes=40")
 	b := w.open()
 	v := w.create(b, "before")
@@ -95,6 +98,7 @@ func TestCreateOnAFullDiskLeavesNothing(t *testing.T) {
 
 // TestReservationsFitOnTheDisk: empty volumes count with their size.
 func TestReservationsFitOnTheDisk(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newDisk(t, "size=64m")
 	b := w.open()
@@ -140,6 +144,7 @@ func TestReservationsFitOnTheDisk(t *testing.T) {
 
 // btrfs has no fixed number of inodes, and reports 0 of 0.
 func TestAnEmptyFilesystemHasCapacity(t *testing.T) {
+	t.Parallel()
 	everywhere(t, func(w *world, _ testdisk.Filesystem) {
 		b := w.open()
 		if c, err := b.Capacity(context.Background(), backend.CreateOptions{}); err != nil || c.Available == 0 {
@@ -154,6 +159,7 @@ func TestAnEmptyFilesystemHasCapacity(t *testing.T) {
 // TestChangesOnAFullDisk: the error of an expansion on a full disk is final, so that the user can
 // ask for less. The errors of other changes are not.
 func TestChangesOnAFullDisk(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newDisk(t, "size=64m,nr_inodes=40")
 	b := w.open()
@@ -196,6 +202,7 @@ func TestChangesOnAFullDisk(t *testing.T) {
 }
 
 func TestAReadOnlyRoot(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newDisk(t, "size=4m")
 	b := w.open()
@@ -238,6 +245,7 @@ func TestAReadOnlyRoot(t *testing.T) {
 }
 
 func TestCapacityOfAFilesystemOfItsOwn(t *testing.T) {
+	t.Parallel()
 	w := newDisk(t, "size=64m")
 	machine, err := host.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
 	if err != nil {
@@ -261,6 +269,7 @@ func TestCapacityOfAFilesystemOfItsOwn(t *testing.T) {
 }
 
 func TestDeleteRejectsAMountedVolume(t *testing.T) {
+	t.Parallel()
 	w := newDisk(t, "size=4m")
 	kubelet := filepath.Join(filepath.Dir(w.cfg.Root), "kubelet")
 	if err := os.Mkdir(kubelet, 0o755); err != nil {
@@ -303,6 +312,7 @@ func TestDeleteRejectsAMountedVolume(t *testing.T) {
 }
 
 func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {
+	t.Parallel()
 	for name, mounted := range map[string]func(precious, inTrash string) error{
 		"a filesystem": func(precious, inTrash string) error {
 			if err := unix.Mount("none", inTrash, "tmpfs", 0, ""); err != nil {
@@ -345,6 +355,7 @@ func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {
 }
 
 func TestMountedEntriesOfTheTrashAreNotRemoved(t *testing.T) {
+	t.Parallel()
 	w := newDisk(t, "size=4m")
 	host, err := host.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
 	if err != nil {
@@ -387,6 +398,7 @@ func TestMountedEntriesOfTheTrashAreNotRemoved(t *testing.T) {
 }
 
 func TestAnImmutableFileIsReportedAsTrashStuck(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "v")

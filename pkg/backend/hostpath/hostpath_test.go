@@ -35,6 +35,7 @@ import (
 const imageFile = "image.raw"
 
 func TestHostpathKeepsTheContract(t *testing.T) {
+	t.Parallel()
 	for name, kind := range kinds {
 		t.Run(name, func(t *testing.T) {
 			backendtest.Run(t, kind, func(t *testing.T, images mounter.Images) func() backend.Backend {
@@ -242,6 +243,7 @@ func (w *world) emptied() {
 }
 
 func TestVolumesSurviveARestart(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
@@ -263,6 +265,7 @@ func TestVolumesSurviveARestart(t *testing.T) {
 }
 
 func TestIncompleteObjectsAreSwept(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.open().Close()
 	for _, name := range []string{"staging/half/data", "trash/old/data/deep/er", "volumes/lost+found",
@@ -283,6 +286,7 @@ func TestIncompleteObjectsAreSwept(t *testing.T) {
 }
 
 func TestAnUnreadableRecordIsReportedAndUnchanged(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for name, tc := range map[string]struct {
 		record func(good []byte) []byte
@@ -349,6 +353,7 @@ func TestAnUnreadableRecordIsReportedAndUnchanged(t *testing.T) {
 }
 
 func TestAMissingDirectoryIsDataLoss(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
@@ -364,6 +369,7 @@ func TestAMissingDirectoryIsDataLoss(t *testing.T) {
 // Without its record, a volume is unusable from the next start on: the conditions ask for the record,
 // too.
 func TestAMissingRecordIsReportedAtOnce(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
@@ -399,6 +405,7 @@ func TestAMissingRecordIsReportedAtOnce(t *testing.T) {
 }
 
 func TestTheRootsIdentity(t *testing.T) {
+	t.Parallel()
 	other := func(c *Config) { c.Root += "2" }
 	adopt := func(c *Config) { c.Adopt = true }
 	elsewhere := func(c *Config) { c.RootRecord += ".other" }
@@ -474,6 +481,7 @@ func TestTheRootsIdentity(t *testing.T) {
 }
 
 func TestAdoptRootServesTheRootOfAnotherNode(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
@@ -492,6 +500,7 @@ func TestAdoptRootServesTheRootOfAnotherNode(t *testing.T) {
 // TestAnAdoptedRootIsNotLostOnItsNewNode: all nodes of a cluster get the same list of lost roots.
 // The list has the UUID of a disk that the first node misses, as it was moved to another node.
 func TestAnAdoptedRootIsNotLostOnItsNewNode(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.open().Close()
 	onNode2 := func(c *Config) { c.Node, c.RootRecord = "node-2", c.RootRecord+".2" }
@@ -533,6 +542,7 @@ func nameless(w *world, path string) {
 // TestALostRootIsReplacedOnce: a UUID in the list of lost roots has no effect on other roots, nor
 // on the next root of the same node.
 func TestALostRootIsReplacedOnce(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.open().Close()
 	unmounted := 0
@@ -580,6 +590,7 @@ func TestALostRootIsReplacedOnce(t *testing.T) {
 }
 
 func TestAnAdoptedRootIsRecordedAsServed(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.open().Close()
 	first, second := w.cfg.Root, w.cfg.Root+"2"
@@ -595,6 +606,7 @@ func TestAnAdoptedRootIsRecordedAsServed(t *testing.T) {
 }
 
 func TestARootThatIsMountedLaterIsServed(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.open().Close()
 	if err := os.Rename(w.cfg.Root, w.cfg.Root+".away"); err != nil {
@@ -609,6 +621,7 @@ func TestARootThatIsMountedLaterIsServed(t *testing.T) {
 }
 
 func TestOneProcessServesARoot(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	if err := w.refused(); !strings.Contains(err.Error(), "another process") {
@@ -619,6 +632,7 @@ func TestOneProcessServesARoot(t *testing.T) {
 }
 
 func TestARootThatWasReplacedIsNotServed(t *testing.T) {
+	t.Parallel()
 	notOnWindows(t, "an open root cannot be renamed there")
 	w := newWorld(t)
 	b := w.open()
@@ -652,6 +666,7 @@ func TestARootThatWasReplacedIsNotServed(t *testing.T) {
 }
 
 func TestTheTrashIsEmptiedWithoutFollowingLinks(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
@@ -676,6 +691,7 @@ func TestTheTrashIsEmptiedWithoutFollowingLinks(t *testing.T) {
 }
 
 func TestTheFilesOfADeletedVolumeAreRemoved(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
@@ -705,6 +721,7 @@ func TestTheFilesOfADeletedVolumeAreRemoved(t *testing.T) {
 }
 
 func TestABackgroundPanicIsReportedAndTheTaskRestarted(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	var reported []error
 	panics := 1
@@ -745,6 +762,7 @@ func TestABackgroundPanicIsReportedAndTheTaskRestarted(t *testing.T) {
 }
 
 func TestReservedBytesDoNotOverflow(t *testing.T) {
+	t.Parallel()
 	var x objectCatalog
 	huge := content{Size: 1 << 62}
 	x.Replace(contents{Volumes: []*volume{{ID: "a", content: huge}, {ID: "b", content: huge},
@@ -770,6 +788,7 @@ func known[T any](object T, err error) T {
 
 // TestPathsDoNotContainNames: an ID is a digest, so that a name cannot lead out of the root.
 func TestPathsDoNotContainNames(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newWorld(t)
 	b := w.open()
@@ -838,6 +857,7 @@ func FuzzCreate(f *testing.F) {
 }
 
 func TestAnExpansionThatWasNotRecordedCanBeRepeated(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for name, create := range map[string]func(w *world, b *Backend) backend.Volume{
 		"directory": func(w *world, b *Backend) backend.Volume { return w.create(b, "v") },
@@ -877,6 +897,7 @@ func TestAnExpansionThatWasNotRecordedCanBeRepeated(t *testing.T) {
 }
 
 func TestAFilesystemThatStaysFrozenIsReported(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.Images = changed{Images: w.cfg.Images,
 		freeze: func(ctx context.Context, tenant string, _ []string, _ time.Duration,

@@ -17,6 +17,7 @@ import (
 // TestOpenFilesOfAVolume: a process of the node has a file of the volume open. Its deletion, and
 // its snapshot if the process shares the file with no reader, are repeated.
 func TestOpenFilesOfAVolume(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	ctx := context.Background()
@@ -67,6 +68,7 @@ func hold(t *testing.T, path string, share uint32) (release func()) {
 
 // TestASnapshotHasTheBytesOfItsCopy: they are reserved.
 func TestASnapshotHasTheBytesOfItsCopy(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "v")
@@ -85,6 +87,7 @@ func TestASnapshotHasTheBytesOfItsCopy(t *testing.T) {
 
 // TestAnEntryThatStaysKeepsNoOther in a deleted tree.
 func TestAnEntryThatStaysKeepsNoOther(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	tree := filepath.Join(dir, "tree")
 	for _, name := range []string{"a", "b", "c"} {

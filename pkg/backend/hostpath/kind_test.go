@@ -11,6 +11,7 @@ import (
 // TestKinds: a backend for images makes an image where the kind is not named, and rejects
 // directories. It serves a directory that exists, and makes no copy of it.
 func TestKinds(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	access := []backend.Access{{}}

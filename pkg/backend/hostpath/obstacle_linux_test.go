@@ -373,6 +373,7 @@ func (w *world) member(g *group, i int) string {
 // A group exists from its commit on. If its members cannot be moved, or its record cannot be read,
 // staging/ has the only copy of the members.
 func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for name, tc := range map[string]struct {
 		spoil, mend func(w *world, g *group) error
@@ -451,6 +452,7 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 }
 
 func TestAnEntryThatCannotBeSweptIsReported(t *testing.T) {
+	t.Parallel()
 	if noNamespace != nil {
 		namespace.Skip(t, noNamespace)
 	}

@@ -138,6 +138,7 @@ func unpackEntry(path string, header *tar.Header, body io.Reader) error {
 // that the earlier release committed, sweeps its incomplete objects, and keeps the data and the
 // records of all others.
 func TestAnInterruptedRootOfAnEarlierReleaseIsServed(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newWorld(t)
 	var h interruptedContent

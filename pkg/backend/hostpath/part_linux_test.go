@@ -201,6 +201,7 @@ func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.P
 }
 
 func TestPartsOnTwoNodesShareAPointInTime(t *testing.T) {
+	t.Parallel()
 	nodes := []*node{newNode(t, "node-1"), newNode(t, "node-2")}
 	var ids, files []string
 	for _, n := range nodes {
@@ -250,6 +251,7 @@ func (n *node) left(id string, reserved int64) {
 }
 
 func TestAPartFailsWhenTheCallerAnswersTooLate(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, "node-1")
 	images := n.Backend.cfg.Images
 	n.Backend.cfg.Images = changed{Images: images,
@@ -297,6 +299,7 @@ func partOf(ids ...string) backend.PartOptions {
 }
 
 func TestCloseRollsBackAPart(t *testing.T) {
+	t.Parallel()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
 	b := w.open()
 	o := partOf(w.images(b, "a", "b")...)
@@ -325,6 +328,7 @@ func TestCloseRollsBackAPart(t *testing.T) {
 }
 
 func TestAnOlderReleaseLeavesPartsAlone(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
 	b := w.open()
@@ -381,6 +385,7 @@ func TestAnOlderReleaseLeavesPartsAlone(t *testing.T) {
 }
 
 func TestAFailedSettlePartCanBeRepeated(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
 	b := w.open()

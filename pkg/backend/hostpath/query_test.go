@@ -23,6 +23,7 @@ func (i failingImages) ImageSize(path string) (int64, error) {
 }
 
 func TestAShortageIsNoConditionOfAVolume(t *testing.T) {
+	t.Parallel()
 	var failure error
 	b := newWorld(t, func(c *Config) { c.Images = failingImages{c.Images, &failure} }).open()
 	v, err := b.Create(t.Context(), imageOptions("v", nil, nil))

@@ -53,6 +53,7 @@ func setSources(volumes []backend.Volume, old []oldSource) {
 // TestMakeOldRoot writes oldRoot if CAUSEWAY_GENERATE is set. Run it with the code of that release:
 // the root of another release gets another name.
 func TestMakeOldRoot(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("CAUSEWAY_GENERATE") == "" {
 		t.Skip("CAUSEWAY_GENERATE is not set")
 	}
@@ -193,6 +194,7 @@ func (w *world) records() map[string]string {
 // TestARootOfAnEarlierReleaseIsServed: after an upgrade all objects are found, no record changes by
 // itself, and the objects of the earlier release can be deleted and restored.
 func TestARootOfAnEarlierReleaseIsServed(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newWorld(t)
 	h := unpack(t, w.cfg.Root)

@@ -21,6 +21,7 @@ func imageOptions(name string, parameters, mutable map[string]string) backend.Cr
 }
 
 func TestSettingsAreStoredAppliedAndReset(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newWorld(t)
 	var tuned []mounter.Mount
@@ -73,6 +74,7 @@ func TestSettingsAreStoredAppliedAndReset(t *testing.T) {
 }
 
 func TestInvalidSettingsAreRejected(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newWorld(t)
 	b := w.open()
@@ -126,6 +128,7 @@ func TestInvalidSettingsAreRejected(t *testing.T) {
 // TestInlineVolumesHaveNoParameters: the author of a pod chooses only the kind. All other
 // parameters are those of an administrator.
 func TestInlineVolumesHaveNoParameters(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	handle := "csi-" + strings.Repeat("0", 64)
@@ -146,6 +149,7 @@ func TestInlineVolumesHaveNoParameters(t *testing.T) {
 // TestTheChartHasTheSizesOfTheDriver: the chart's policy for inline volumes has the default size,
 // for volumes without a size, and the smallest sizes of images.
 func TestTheChartHasTheSizesOfTheDriver(t *testing.T) {
+	t.Parallel()
 	policy, err := os.ReadFile("../../../charts/causeway/templates/hostpath/admission.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -164,6 +168,7 @@ func TestTheChartHasTheSizesOfTheDriver(t *testing.T) {
 // TestFirstUnknownParameterIsNamed: the error for several unknown parameters is the same in each
 // attempt.
 func TestFirstUnknownParameterIsNamed(t *testing.T) {
+	t.Parallel()
 	unknown := map[string]string{}
 	for i := range 10 {
 		unknown[fmt.Sprintf("unknown-%d", i)] = "x"

@@ -59,13 +59,14 @@ func ownFilesystem(t *testing.T, root string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(root, 0); err != nil {
+		if err := testdisk.Unmount(t, root); err != nil {
 			t.Errorf("unmount %s: %v", root, err)
 		}
 	})
 }
 
 func TestHostpathKeepsTheContractWhereFilesShareBlocks(t *testing.T) {
+	t.Parallel()
 	for _, f := range testdisk.All {
 		if !f.Reflinks {
 			continue
@@ -136,6 +137,7 @@ func (w *world) read(file string) []byte {
 }
 
 func TestASnapshotKeepsItsContent(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	everywhere(t, func(w *world, f testdisk.Filesystem) {
 		b := w.open()
@@ -192,6 +194,7 @@ func TestASnapshotKeepsItsContent(t *testing.T) {
 }
 
 func TestTheCopyOfADirectoryIsComplete(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	everywhere(t, func(w *world, f testdisk.Filesystem) {
 		b := w.open()
@@ -244,6 +247,7 @@ func TestTheCopyOfADirectoryIsComplete(t *testing.T) {
 }
 
 func TestASourceOfManySmallFiles(t *testing.T) {
+	t.Parallel()
 	const files = 20_000
 	w := newRoot(t, testdisk.Filesystem{Type: "xfs"})
 	b := w.open()
@@ -307,6 +311,7 @@ func depthOf(t *testing.T, in, name string) (depth int) {
 }
 
 func TestAMountedImageIsNotCopiedSlowly(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4"})
 	b := w.open()
@@ -410,6 +415,7 @@ func occupy(t *testing.T, s *fair.Slots) (release func()) {
 }
 
 func TestACopyOutlivesItsCallersAndARetryJoinsIt(t *testing.T) {
+	t.Parallel()
 	w, b, v, finish := slowCopy(t)
 	defer finish()
 	o := backend.SnapshotOptions{Name: "n", Source: v.ID}
@@ -451,6 +457,7 @@ func TestACopyOutlivesItsCallersAndARetryJoinsIt(t *testing.T) {
 }
 
 func TestTheCopyOfAChangedImageIsDiscarded(t *testing.T) {
+	t.Parallel()
 	w, b, v, finish := slowCopy(t)
 	defer finish()
 	o := backend.SnapshotOptions{Name: "n", Source: v.ID}
@@ -470,6 +477,7 @@ func TestTheCopyOfAChangedImageIsDiscarded(t *testing.T) {
 }
 
 func TestCloseRollsBackACopy(t *testing.T) {
+	t.Parallel()
 	w, b, v, finish := slowCopy(t)
 	defer finish()
 	if _, err := b.Clone(newImpatient(), v.ID, deviceOptions("c", 0)); !errors.Is(err, context.DeadlineExceeded) {
@@ -483,6 +491,7 @@ func TestCloseRollsBackACopy(t *testing.T) {
 }
 
 func TestAFailedCopyIsReportedToTheNextCaller(t *testing.T) {
+	t.Parallel()
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4"})
 	ctx, cancel := context.WithCancel(context.Background())
 	broken, given := errors.New("the kernel will not say"), make(chan struct{})
@@ -506,6 +515,7 @@ func TestAFailedCopyIsReportedToTheNextCaller(t *testing.T) {
 // TestASnapshotOfAFileWithALease: a lease that no process releases is an error of the volume's
 // users, not of the driver.
 func TestASnapshotOfAFileWithALease(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "v")
@@ -528,6 +538,7 @@ func TestASnapshotOfAFileWithALease(t *testing.T) {
 }
 
 func TestASnapshotOnAFullDiskLeavesNothing(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, f := range []testdisk.Filesystem{{Type: "ext4", Size: 64 * mib}, {Type: "xfs", Size: 400 * mib},
 		{Type: "btrfs", Size: 300 * mib}} {
@@ -583,6 +594,7 @@ func fill(t *testing.T, name string) {
 }
 
 func TestDeltasAppliedToTheOlderImageGiveTheNewer(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -676,6 +688,7 @@ func (w *world) images(b *Backend, names ...string) (ids []string) {
 }
 
 func TestASnapshotOfADeviceInUseIsOfAPointInTime(t *testing.T) {
+	t.Parallel()
 	for _, f := range testdisk.All {
 		if !f.Reflinks {
 			continue
@@ -737,6 +750,7 @@ func TestASnapshotOfADeviceInUseIsOfAPointInTime(t *testing.T) {
 }
 
 func TestACloneOfAnImageWhoseGrowthWasInterrupted(t *testing.T) {
+	t.Parallel()
 	w := newRoot(t, testdisk.Filesystem{Type: "xfs"})
 	b := w.open()
 	v := w.device(b, "v", 8*mib)
@@ -751,6 +765,7 @@ func TestACloneOfAnImageWhoseGrowthWasInterrupted(t *testing.T) {
 }
 
 func TestAStartOnAFullDiskReadsTheSizesOfImages(t *testing.T) {
+	t.Parallel()
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4", Size: 64 * mib})
 	b := w.open()
 	v := w.device(b, "v", 8*mib)
@@ -765,6 +780,7 @@ func TestAStartOnAFullDiskReadsTheSizesOfImages(t *testing.T) {
 }
 
 func TestASnapshotWithoutQuotasReservesTheSizeOfItsVolume(t *testing.T) {
+	t.Parallel()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs", Size: 300 * mib})
 	b := w.open()
 	v := w.create(b, "v")
@@ -776,6 +792,7 @@ func TestASnapshotWithoutQuotasReservesTheSizeOfItsVolume(t *testing.T) {
 }
 
 func TestAbilitiesAreProbedAgainAfterAFullDisk(t *testing.T) {
+	t.Parallel()
 	for _, f := range []testdisk.Filesystem{{Type: "xfs", Size: 400 * mib}, {Type: "btrfs", Size: 300 * mib}} {
 		t.Run(f.Type, func(t *testing.T) {
 			w := newRoot(t, f)
@@ -796,6 +813,7 @@ func TestAbilitiesAreProbedAgainAfterAFullDisk(t *testing.T) {
 }
 
 func TestAGroupIsAllOrNothing(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	everywhere(t, func(w *world, f testdisk.Filesystem) {
 		b := w.open()
@@ -877,6 +895,7 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 }
 
 func TestADamagedGroupKeepsItsMembers(t *testing.T) {
+	t.Parallel()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
 	b := w.open()
 	g, err := b.SnapshotGroup(context.Background(), backend.GroupOptions{Name: "g", Sources: w.images(b, "a", "b")})
@@ -897,6 +916,7 @@ func TestADamagedGroupKeepsItsMembers(t *testing.T) {
 }
 
 func TestSnapshotsOfManyVolumesWhileOthersAreUsed(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	everywhere(t, func(w *world, f testdisk.Filesystem) {
 		b := w.open()

@@ -9,6 +9,7 @@ import (
 func (t *traffic) idle() { t.last.Store(time.Now().Add(-time.Hour).UnixNano()) }
 
 func TestCallsThatRunAreTraffic(t *testing.T) {
+	t.Parallel()
 	var calls traffic
 	if calls.busy() {
 		t.Error("busy before the first call")
@@ -40,6 +41,7 @@ func TestCallsThatRunAreTraffic(t *testing.T) {
 
 // TestCopiesMakeProgressUnderCalls: uninterrupted calls delay a copy but do not stop it.
 func TestCopiesMakeProgressUnderCalls(t *testing.T) {
+	t.Parallel()
 	var calls traffic
 	defer calls.begin()()
 	start := time.Now()

@@ -110,6 +110,7 @@ func (w *world) createImage(b *Backend, name string, a backend.Access) backend.V
 // TestFailedTrims: an error is reported for each image, or for one if no image can be trimmed. A
 // trim that gives way, and the trim of a deleted image, are no errors.
 func TestFailedTrims(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		err    error
 		tried  int // images of two
@@ -151,6 +152,7 @@ func TestFailedTrims(t *testing.T) {
 
 // TestNothingIsTrimmedByDefault: without an interval no image is trimmed.
 func TestNothingIsTrimmedByDefault(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	r := &trims{}
 	b := w.open(func(c *Config) {
@@ -167,6 +169,7 @@ func TestNothingIsTrimmedByDefault(t *testing.T) {
 }
 
 func TestInvalidTrimIntervals(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for name, change := range map[string]func(*Config){
 		"must not be negative": func(c *Config) { c.TrimInterval = -time.Second },

@@ -10,6 +10,7 @@ import (
 // TestAVirtualDiskIsNotReservedBesideItsSpace: it has all of its space on the disk from its start,
 // so the free bytes are without it.
 func TestAVirtualDiskIsNotReservedBesideItsSpace(t *testing.T) {
+	t.Parallel()
 	const mib = 1 << 20
 	w := newWorld(t)
 	host, err := mountertest.NewFakeWindows(t.TempDir(), t.TempDir())

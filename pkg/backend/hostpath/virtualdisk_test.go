@@ -109,6 +109,7 @@ type withoutCopies struct {
 }
 
 func TestVirtualDisksKeepTheContract(t *testing.T) {
+	t.Parallel()
 	backendtest.Run(t, kinds["image"], func(t *testing.T, images mounter.Images) func() backend.Backend {
 		w := newWorld(t, uses(images), withVirtualDisks)
 		return func() backend.Backend {
@@ -146,6 +147,7 @@ func (w *world) attach(b *Backend, fake *mountertest.Fake, v backend.Volume) (pa
 }
 
 func TestNoVirtualDiskIsMeasuredByItsFile(t *testing.T) {
+	t.Parallel()
 	w, b, v, _ := virtualDisk(t)
 	file := w.path(volumesDir, v.ID, "image.vhdx")
 	if info, err := os.Stat(file); err != nil || info.Size() == v.Size {
@@ -189,6 +191,7 @@ func TestNoVirtualDiskIsMeasuredByItsFile(t *testing.T) {
 }
 
 func TestAnAttachedVirtualDiskIsNotCopied(t *testing.T) {
+	t.Parallel()
 	w, b, v, fake := virtualDisk(t)
 	path := w.attach(b, fake, v)
 	for _, parameters := range []map[string]string{nil, {consistencyKey: string(anyState)}} {
@@ -224,6 +227,7 @@ func TestAnAttachedVirtualDiskIsNotCopied(t *testing.T) {
 // TestAVirtualDiskIsNotAttachedDuringItsCopy: a call with an earlier result of Mount waits for the
 // lock that Freeze holds.
 func TestAVirtualDiskIsNotAttachedDuringItsCopy(t *testing.T) {
+	t.Parallel()
 	w, b, v, fake := virtualDisk(t)
 	var during error
 	w.cfg.Images = changed{Images: w.cfg.Images, freeze: func(ctx context.Context, tenant string, images []string,
@@ -243,6 +247,7 @@ func TestAVirtualDiskIsNotAttachedDuringItsCopy(t *testing.T) {
 }
 
 func TestAVirtualDiskIsRestoredOnlyWithTheFlag(t *testing.T) {
+	t.Parallel()
 	w, b, v, _ := virtualDisk(t)
 	n, err := b.Snapshot(t.Context(), backend.SnapshotOptions{Name: "n", Source: v.ID})
 	if err != nil {
@@ -274,6 +279,7 @@ func TestAVirtualDiskIsRestoredOnlyWithTheFlag(t *testing.T) {
 }
 
 func TestTheFlagForVirtualDisksIsRefusedElsewhere(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.WindowsImageClone = true
 	if b, err := New(w.cfg); !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "windows-image-clone") {
@@ -284,6 +290,7 @@ func TestTheFlagForVirtualDisksIsRefusedElsewhere(t *testing.T) {
 // TestAnImageForWindows: its smallest size leaves space for the partition table and for the partition
 // that Windows reserves.
 func TestAnImageForWindows(t *testing.T) {
+	t.Parallel()
 	const mib = 1 << 20
 	for _, tc := range []struct{ required, limit, want int64 }{
 		{0, 0, defaultSize}, {1, 0, 128 * mib}, {128*mib + 1, 0, 128*mib + sizeUnit}, {0, 200 * mib, 200 * mib},

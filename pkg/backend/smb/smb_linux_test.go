@@ -2,13 +2,13 @@ package smb
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/parallel"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
@@ -33,11 +33,7 @@ type world struct {
 
 func TestMain(m *testing.M) {
 	host.Main()
-	// They wait for most of their time. flag.Set would make Ginkgo refuse csi-sanity.
-	if err := flag.Lookup("test.parallel").Value.Set("8"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	parallel.Tests()
 	os.Exit(m.Run())
 }
 
