@@ -153,8 +153,9 @@ func (b before) nodeRoot(v *cluster.View) []Finding {
 		all := b.filesystem(f)
 		switch f.Content {
 		case probe.Foreign:
-			all = append(all, one(Error, notEmpty, b.Root+" is not empty, and has no identity.json", deleteNothing,
-				pageNotReady)...)
+			m := messageOf("The driver is not ready: `has no identity.json and is not empty`")
+			all = append(all, one(Error, m.cause, b.Root+" is not empty, and has no identity.json", m.remedy,
+				m.page)...)
 		case probe.Served:
 			of := "an earlier installation"
 			if len(v.Drivers) > 0 {

@@ -33,20 +33,13 @@ func router(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.ControllerPods() {
 			if twice, _ := peers(p, "twice"); twice > 0 {
-				all = append(all, Finding{Severity: Error, Object: p.Object(),
-					Cause:    "several addresses report the same node: the router uses neither of them",
-					Evidence: p.DriverReady.Body, Remedy: "end the wrong driver; for two addresses of one " +
-						"node: ipFamilyPolicy: SingleStack",
-					Page: pageRouter})
+				all = append(all, messageOf(twoAddresses).finding(Error, p.Object(), p.DriverReady.Body))
 			}
 			all = append(all, unreached(v, d, p)...)
 			up, ok := p.DriverMetrics.Value("causeway_router_discovery_up")
 			if ok && up != 1 && !looksUp(v, p) {
-				all = append(all, Finding{Severity: Warning, Object: p.Object(),
-					Cause: "the router cannot look up the addresses of the nodes: DNS does not answer, or the " +
-						"Service is missing",
-					Evidence: "causeway_router_discovery_up 0\n" + p.DriverReady.Body,
-					Remedy:   noAddresses, Page: pageRouter})
+				all = append(all, messageOf(noDNS).finding(Warning, p.Object(),
+					"causeway_router_discovery_up 0\n"+p.DriverReady.Body))
 			}
 		}
 	}
@@ -69,13 +62,13 @@ func unreached(v *cluster.View, d *cluster.Driver, p *cluster.Pod) (all []Findin
 	report := func(m message, evidence string) {
 		i := slices.IndexFunc(all, func(f Finding) bool { return f.Cause == m.cause })
 		if i < 0 {
-			all = append(all, Finding{Severity: Error, Object: p.Object(), Cause: m.cause, Evidence: evidence,
-				Remedy: m.remedy, Page: m.page})
+			all = append(all, m.finding(Error, p.Object(), evidence))
 			return
 		}
 		all[i].Evidence += "\n" + evidence
 	}
-	unknown := about("the router does not reach a node", "bring the node back, or its pod of the driver", pageRouter)
+	unknown := message{cause: "the router does not reach a node", page: pageRouter,
+		remedy: "bring the node back, or its pod of the driver"}
 	silent, _ := peers(p, "silent")
 	gone, counted := peers(p, "gone") // an older driver counts these nodes as silent
 	names, absent := startingNodes(v, d)
@@ -164,9 +157,6 @@ func hasAddress(lines []silentLine, node string) bool {
 func hasPod(d *cluster.Driver, node string) bool {
 	return slices.ContainsFunc(d.NodePods(), func(p *cluster.Pod) bool { return p.Spec.NodeName == node })
 }
-
-// noAddresses is the remedy of a router that does not know the addresses of the nodes.
-const noAddresses = "check DNS and the Service in --peers; if the Service is missing, apply the chart again"
 
 // looksUp reports whether a router started less than 30 s ago: right after an installation DNS does
 // not have the Service yet.

@@ -1415,14 +1415,14 @@ func TestTheConditionOfAStatus(t *testing.T) {
 		}
 	}
 	over := []string{"Degraded (CopyStalled): x", "Degraded (SizeNotEnforced): x", "Inaccessible (VolumeNotFound): x"}
-	expect(build(over...), "not enforced (SizeNotEnforced)")
+	expect(build(over...), "SizeNotEnforced: the size of the directory is not enforced")
 	c := build(over...)
 	fake.Get[*corev1.PersistentVolumeClaim](c, "c1").Status.HealthStatus = &corev1.VolumeHealthStatus{
 		HealthConditions: []corev1.VolumeHealthCondition{{Status: corev1.VolumeHealthInaccessible, Reason: "VolumeNotFound"},
 			{Status: corev1.VolumeHealthDegraded, Reason: "CopyFailed", Message: "VolumeNotFound"}}}
-	expect(c, "content (CopyFailed)", "Degraded (CopyFailed): VolumeNotFound")
+	expect(c, "CopyFailed: the last snapshot or clone failed because of the volume's content", "Degraded (CopyFailed): VolumeNotFound")
 	expect(build("Inaccessible (VolumeNotFound): x"), "cause is not known")
-	expect(build("Degraded (NoAnswer): x"), "(NoAnswer)")
+	expect(build("Degraded (NoAnswer): x"), "NoAnswer: two calls for the volume in a row had no answer")
 	for name, c := range map[string]*fake.Cluster{"event": build("Degraded (NodeUnreachable): x"), "status": build()} {
 		if name == "status" {
 			fake.Get[*corev1.PersistentVolumeClaim](c, "c1").Status.HealthStatus = &corev1.VolumeHealthStatus{
@@ -1557,8 +1557,11 @@ func TestPagesExist(t *testing.T) {
 	for _, m := range append(slices.Concat(codeMessages, claimMessages), missingVolume, growsLater, wrongSnapshotClass, wrongAttributes, wrongMount, noSecret, noRight) {
 		pages[cmp.Or(m.page, pagePodEnd)] = true
 	}
-	for _, m := range conditionMessages {
-		pages[m.page] = true
+	for _, r := range rows {
+		pages[r.page] = true
+		if text := r.cause + r.remedy; r.cause == "" || r.remedy == "" || strings.ContainsAny(text, "`|") || strings.Contains(text, "](") {
+			t.Errorf("the row %s: %s is %q, %q", r.heading, r.cell, r.cause, r.remedy)
+		}
 	}
 	for _, l := range limits {
 		pages[l.page] = true
@@ -1593,35 +1596,21 @@ func TestPagesExist(t *testing.T) {
 	}
 }
 
-// slug returns the anchor of a heading, as GitHub makes it.
-func slug(heading string) string {
-	keep := func(r rune) rune {
-		switch {
-		case r == ' ':
-			return '-'
-		case r == '-' || r == '_' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9':
-			return r
+// TestDriversMessagesAreThoseOfTheirRows: no earlier row has the message of a row.
+func TestDriversMessagesAreThoseOfTheirRows(t *testing.T) {
+	found := 0
+	for _, r := range rows {
+		if r.heading != "The driver is not ready" && r.heading != "The driver does not start" {
+			continue
 		}
-		return -1
-	}
-	return strings.Map(keep, strings.ToLower(heading))
-}
-
-// TestDriversMessagesAreThoseOfThePage compares the table of /readyz on the page with the messages.
-func TestDriversMessagesAreThoseOfThePage(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(fake.Root(), troubleshooting))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, _ := strings.Cut(string(page), "\n## The driver is not ready")
-	section, _, _ = strings.Cut(section, "\n## ")
-	rows := regexp.MustCompile("(?m)^\\| `([^`]+)`").FindAllStringSubmatch(section, -1)
-	if len(rows) < 10 {
-		t.Fatalf("the page has %d messages", len(rows))
-	}
-	for _, row := range rows {
-		if _, ok := explain(strings.ReplaceAll(row[1], "…", "2b1e"), driverMessages); !ok {
-			t.Errorf("doctor does not know %q", row[1])
+		for _, text := range code.FindAllStringSubmatch(r.cell, -1) {
+			found++
+			if m, _ := explain(strings.ReplaceAll(text[1], "…", "2b1e"), driverMessages); m.cause != r.cause {
+				t.Errorf("%s has the cause %q, want %q", text[1], m.cause, r.cause)
+			}
 		}
+	}
+	if found < 19 {
+		t.Errorf("the page has %d messages", found)
 	}
 }

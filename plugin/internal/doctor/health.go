@@ -76,13 +76,13 @@ const unknownCondition = "the volume is not healthy, and the cause is not known 
 
 // condition returns the finding of a condition of a volume.
 func condition(object, reason, evidence string) Finding {
-	m, ok := conditionMessages[reason]
+	m, ok := volumeConditions[reason]
 	if !ok {
 		m = message{cause: unknownCondition,
 			remedy: "kubectl describe pvc has the reason while its event lasts; the page has the remedy of each reason",
 			page:   pageVolume}
 	}
-	return Finding{Severity: Error, Object: object, Cause: m.cause, Evidence: evidence, Remedy: m.remedy, Page: m.page}
+	return m.finding(Error, object, evidence)
 }
 
 // claimOf returns a claim, or only its name if it was not read.

@@ -143,8 +143,8 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 		m = message{cause: "a pod of the driver does not start", remedy: "kubectl -n " + p.Namespace +
 			" describe pod " + p.Name, page: pageInstall}
 	}
-	return &Finding{Severity: Error, Object: p.Object() + nodeOf(p), Cause: m.cause, Evidence: firstLines(text, 4),
-		Remedy: m.remedy, Page: m.page}
+	f := m.finding(Error, p.Object()+nodeOf(p), firstLines(text, 4))
+	return &f
 }
 
 // podWarnings returns the warnings about a pod that are newer than the transition of its node to Ready.
@@ -247,8 +247,7 @@ func driverReady(v *cluster.View) (all []Finding) {
 			if !ok {
 				m = message{cause: "the driver is not ready", remedy: "see the message", page: pageNotReady}
 			}
-			all = append(all, Finding{Severity: Error, Object: p.Object() + nodeOf(p), Cause: m.cause,
-				Evidence: a.Body, Remedy: m.remedy, Page: m.page})
+			all = append(all, m.finding(Error, p.Object()+nodeOf(p), a.Body))
 		}
 	}
 	return all
@@ -288,8 +287,7 @@ func sidecarsReady(v *cluster.View) (all []Finding) {
 			if !ok {
 				m = message{cause: "the sidecars are not ready", remedy: "see the message", page: pageSidecars}
 			}
-			all = append(all, Finding{Severity: Error, Object: p.Object() + "/sidecars" + nodeOf(p), Cause: m.cause,
-				Evidence: a.Body, Remedy: m.remedy, Page: m.page})
+			all = append(all, m.finding(Error, p.Object()+"/sidecars"+nodeOf(p), a.Body))
 		}
 	}
 	return all

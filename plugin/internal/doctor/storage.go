@@ -65,7 +65,7 @@ func storageMetrics(v *cluster.View) (all []Finding) {
 					}
 				}
 			}
-			all = slices.Concat(all, lack, trash(p), otherConditions(p))
+			all = slices.Concat(all, lack, otherConditions(p))
 		}
 	}
 	return all
@@ -83,33 +83,7 @@ func exhausted(p *cluster.Pod) (all []Finding) {
 				evidence += "\n" + helpers + " " + pool.String()
 			}
 		}
-		all = append(all, Finding{Severity: Error, Object: p.Object() + nodeOf(p),
-			Cause:    "no helper process of a pool is free, and calls fail (HelpersExhausted)",
-			Evidence: evidence, Remedy: "end the pods of the volumes with FilesystemStalled or CopyStalled",
-			Page: pageStorage})
-	}
-	return all
-}
-
-// trash finds deleted and incomplete objects that cannot be removed. The condition ends with the
-// fault, unlike the counter of errors.
-func trash(p *cluster.Pod) (all []Finding) {
-	entries, _ := p.DriverMetrics.Value("causeway_trash_entries")
-	for _, s := range p.DriverMetrics.Samples("causeway_storage_conditions") {
-		if s.Labels["reason"] == "TrashStuck" && s.Value > 0 {
-			all = append(all, Finding{Severity: Warning, Object: p.Object() + nodeOf(p),
-				Cause:    "deleted volumes cannot be removed, so their space is not free (TrashStuck)",
-				Evidence: fmt.Sprintf("causeway_storage_conditions %s, causeway_trash_entries %g", s, entries),
-				Remedy:   "on the node: lsattr -R <root>/trash, and look for mounts inside", Page: pageStorage})
-		}
-		if s.Labels["reason"] == "SweepFailed" && s.Value > 0 {
-			all = append(all, Finding{Severity: Warning, Object: p.Object() + nodeOf(p),
-				Cause:    "an incomplete object of an earlier process keeps its space (SweepFailed)",
-				Evidence: "causeway_storage_conditions " + s.String(),
-				Remedy: "on the node: unmount everything below <root>/staging (findmnt -R), clear immutable " +
-					"flags there (lsattr -R, chattr -i), delete nothing there, and restart the driver",
-				Page: pageStorage})
-		}
+		all = append(all, storageConditions["HelpersExhausted"].finding(Error, p.Object()+nodeOf(p), evidence))
 	}
 	return all
 }
@@ -117,19 +91,10 @@ func trash(p *cluster.Pod) (all []Finding) {
 // reportedElsewhere are reasons of conditions of the storage that other functions or checks report: of
 // storage-metrics, storage-space, driver-ready and shares.
 var reportedElsewhere = []string{
-	"HelpersExhausted", "TrashStuck", "SweepFailed", "TaskPanicked",
+	"HelpersExhausted", "TaskPanicked",
 	"StorageAlmostFull", "StorageInodesExhausted",
 	"RootUnusable",
 	"ServerUnreachable", "CredentialsRejected", "AccessDenied", "ShareMissing",
-}
-
-// storageConditions are the other known reasons.
-var storageConditions = map[string]message{
-	"NoAnswer": {cause: "the driver could not read the health of its storage within 5 s (NoAnswer)",
-		remedy: "see the log of the driver: its disk (dmesg on the node) or the SMB server may stall",
-		page:   pageStorage},
-	"ShareFull": {cause: "less than 2 % of a share is available (ShareFull): writes to volumes will fail",
-		remedy: "delete files on the share, or extend its filesystem", page: pageSMB + "#conditions"},
 }
 
 // otherConditions finds the conditions of the storage that no other function reports, also those of a
@@ -145,8 +110,11 @@ func otherConditions(p *cluster.Pod) (all []Finding) {
 			m = message{cause: fmt.Sprintf("the storage has the condition %.64s", reason),
 				remedy: "see the log of the driver", page: pageStorage}
 		}
-		all = append(all, Finding{Severity: Warning, Object: p.Object() + nodeOf(p), Cause: m.cause,
-			Evidence: "causeway_storage_conditions " + s.String(), Remedy: m.remedy, Page: m.page})
+		evidence := "causeway_storage_conditions " + s.String()
+		if entries, ok := p.DriverMetrics.Value("causeway_trash_entries"); ok && reason == "TrashStuck" {
+			evidence += fmt.Sprintf(", causeway_trash_entries %g", entries)
+		}
+		all = append(all, m.finding(Warning, p.Object()+nodeOf(p), evidence))
 	}
 	return all
 }
@@ -170,22 +138,18 @@ func storageSpace(v *cluster.View) (all []Finding) {
 			f := Finding{Severity: Warning, Object: p.Object() + nodeOf(p), Page: pageStorage,
 				Evidence: fmt.Sprintf("size %.0f, free %.0f, available %.0f, promised %.0f bytes", size, free,
 					available, promised)}
+			full, noInodes := storageConditions["StorageAlmostFull"], storageConditions["StorageInodesExhausted"]
 			switch {
 			case free < size/20:
-				f.Severity = Error
-				f.Cause = "the disk of the root is almost full (StorageAlmostFull): writes to volumes will fail"
-				f.Remedy = "make the disk larger, or delete snapshots and volumes"
+				f.Severity, f.Cause, f.Remedy = Error, full.cause, full.remedy
 			case free < size/10:
-				f.Cause = "less than a tenth of the disk of the root is free"
-				f.Remedy = "make the disk larger, or delete snapshots and volumes"
+				f.Cause, f.Remedy = "less than a tenth of the disk of the root is free", full.remedy
 			case hasInodes && inodes > 0 && freeInodes < inodes/20:
-				f.Cause = "less than a twentieth of the inodes of the root is free"
+				f.Cause, f.Remedy = "less than a twentieth of the inodes of the root is free", noInodes.remedy
 				if freeInodes < objectInodes {
-					f.Severity = Error
-					f.Cause = "the inodes of the root are used up (StorageInodesExhausted): new files and volumes fail"
+					f.Severity, f.Cause = Error, noInodes.cause
 				}
 				f.Evidence = fmt.Sprintf("%.0f of %.0f inodes are free", freeInodes, inodes)
-				f.Remedy = "see df -i on the node; delete files in volumes, or volumes and snapshots"
 			default:
 				continue
 			}

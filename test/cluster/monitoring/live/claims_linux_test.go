@@ -99,7 +99,7 @@ func claimSteps() []step {
 			lasting: []string{"CausewayCopiesFail"},
 			named: []want{{"snapshots", "VolumeSnapshotContent/snapcontent-", "the content of the volume cannot be copied",
 				"the message names the entry", "docs/explanation/snapshots.md#consistency-of-a-copy"},
-				{"volume-health", "PersistentVolumeClaim/default/leased", "the last snapshot or clone failed because of the volume's content (CopyFailed)",
+				{"volume-health", "PersistentVolumeClaim/default/leased", "CopyFailed: the last snapshot or clone failed because of the volume's content",
 					"names the entry", pageVolume}},
 			cause: func(s *scene) {
 				id := s.use(volumeOf{name: "leased"})

@@ -19,7 +19,7 @@ func notReady(n int, cause, remedy string) want {
 
 // whileNotReady are findings beside notReady.
 func whileNotReady() []want {
-	return []want{restarting, {check: "storage-metrics", cause: "(NoAnswer)"}}
+	return []want{restarting, {check: "storage-metrics", cause: "NoAnswer: the storage"}}
 }
 
 // restarted has the driver of a node start again after a change, and after its repair.
@@ -105,7 +105,7 @@ func rootSteps() []step {
 		}},
 		{name: "roots that cannot be written", faults: []fault{
 			{name: "a read-only disk", alerts: []string{"CausewayNotReady"},
-				rows:  []string{ready + "`is not writable`, of the root"},
+				rows:  []string{ready + "`is not writable`, `read-only file system`, of the root"},
 				named: []want{notReady(0, "the root is read-only", "repair the disk")}, also: whileNotReady(),
 				cause: func(s *scene) {
 					s.later(func() { s.on(nodes[0], "mount -o remount,rw "+root) })
@@ -221,7 +221,7 @@ func rootSteps() []step {
 				}},
 			{name: "a read-only state directory",
 				rows: []string{"A pod does not start: UNAVAILABLE, `write the staging record in …`"},
-				named: []want{{"pods-with-volumes", "Pod/default/read-only-state", "the state directory of the driver is gone, full or read-only",
+				named: []want{{"pods-with-volumes", "Pod/default/read-only-state", "the state directory of the driver is full or read-only",
 					"repair the disk", pagePodStart}},
 				cause: func(s *scene) {
 					s.use(volumeOf{name: "read-only-state", node: &nodes[1], without: true})

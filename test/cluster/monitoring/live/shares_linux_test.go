@@ -59,7 +59,7 @@ func shareSteps() []step {
 					s.claimOf(class("within", smbDriver, "Immediate", "source: "+server.Source()+"/around"), "within", "1Mi")
 				}},
 			{name: "a share that is almost full", alerts: []string{"CausewayShareAlmostFull"},
-				named: []want{{"storage-metrics", "Pod/", "(ShareFull)", "extend its filesystem", "docs/how-to/smb.md#conditions"}},
+				named: []want{{"storage-metrics", "Pod/", "ShareFull: less than", "extend its filesystem", "docs/how-to/smb.md#conditions"}},
 				also:  []want{down},
 				cause: func(s *scene) {
 					s.later(func() { s.space(90) })
@@ -104,7 +104,7 @@ func shareSteps() []step {
 			"the SMB server is away", "repair the server", pagePending, func(s *scene) {
 				s.later(func() { s.must(server.Resume()) })
 				s.must(server.Silence())
-			}, want{check: "storage-metrics", object: "Pod/causeway-smb-controller-", cause: "(NoAnswer)"}),
+			}, want{check: "storage-metrics", object: "Pod/causeway-smb-controller-", cause: "NoAnswer: the storage"}),
 		outage("a server that is away", pending+"UNAVAILABLE, `the server does not answer`, `connection refused`, `connection error`, `no such host`",
 			"the SMB server is away", "repair the server", pagePending, func(s *scene) {
 				s.later(func() { s.must(server.Restart()) })

@@ -30,7 +30,7 @@ func volumeSteps() []step {
 	}}, {name: "volumes", begin: (*scene).retriesLater, faults: []fault{
 		{name: "a torn record", alerts: []string{"CausewayUnreadableRecords", "CausewayVolumesUnhealthy"},
 			rows: []string{"Conditions of a volume: `RecordUnreadable`"}, also: []want{restarting},
-			named: []want{unreadable, sick("torn", "the record of the volume cannot be read (RecordUnreadable)",
+			named: []want{unreadable, sick("torn", "RecordUnreadable: the record of the volume cannot be read",
 				"restore the record")},
 			cause: func(s *scene) {
 				id := s.use(volumeOf{name: "torn", without: true})
