@@ -1,8 +1,6 @@
 package cluster
 
 import (
-	"strings"
-
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -19,14 +17,6 @@ func NodesOf(pv *corev1.PersistentVolume) (nodes []string) {
 		}
 	}
 	return nodes
-}
-
-// ClaimOf returns namespace/name of the claim of a volume, or "".
-func ClaimOf(pv *corev1.PersistentVolume) string {
-	if pv.Spec.ClaimRef == nil {
-		return ""
-	}
-	return strings.TrimPrefix(pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name, "/")
 }
 
 // ClaimIn returns the name of the claim of a volume of a pod, or "". The claim of a generic ephemeral

@@ -68,8 +68,8 @@ func Allocated(ctx context.Context, file *os.File, from int64, each Each) error 
 // related asserts that both files come from a common file by reflinks (FICLONE), in any number of
 // steps, and without a copy of data. Files on different disks can have blocks at the same
 // addresses. If related is true, Delta reports a superset, as it reports a block that was rewritten
-// with the same data; Verified makes the result exact. If related is false, or the addresses of the
-// filesystem prove nothing, Delta reads the blocks, and the result is exact.
+// with the same data. If related is false, or the addresses of the filesystem prove nothing, Delta
+// reads the blocks, and the result is exact.
 func Delta(ctx context.Context, base, target *os.File, related bool, from int64, each Each) error {
 	b, err := newSide(base)
 	if err != nil {
@@ -86,19 +86,6 @@ func Delta(ctx context.Context, base, target *os.File, related bool, from int64,
 		}
 	}
 	return d.run(ctx, from, each)
-}
-
-// Verified returns an Each that compares each range in both files, and calls each for the blocks
-// that differ.
-func Verified(ctx context.Context, base, target *os.File, each Each) Each {
-	c := comparison{base: base, target: target}
-	return func(offset, length int64) error {
-		out := newMerger(offset, offset+length, each)
-		if err := c.run(ctx, offset, offset+length, out.add); err != nil {
-			return err
-		}
-		return out.flush()
-	}
 }
 
 // extent is a range of a file that holds data, with its address on the disk.

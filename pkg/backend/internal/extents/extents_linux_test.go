@@ -278,7 +278,7 @@ func TestRewrittenBlocksAreReported(t *testing.T) {
 				Delta(context.Background(), base, target, true, 0, collect(&asked)),
 				Delta(context.Background(), base, target, false, 0, collect(&read)),
 				Delta(context.Background(), base, target, true, 0,
-					Verified(context.Background(), base, target, collect(&exact))))
+					verified(context.Background(), base, target, collect(&exact))))
 			if err != nil || read != nil || exact != nil {
 				t.Errorf("by reading: %v and %v, %v", read, exact, err)
 			}
@@ -581,7 +581,7 @@ func measure(b *testing.B, dir string, base, target *os.File) {
 		{"extents", func(each Each) error { return Delta(ctx, base, target, true, 0, each) }},
 		{"extents, verified", func(each Each) error {
 			return Delta(ctx, base, target, true, 0,
-				Verified(ctx, base, target, each))
+				verified(ctx, base, target, each))
 		}},
 		{"reading both", func(each Each) error { return Delta(ctx, base, target, false, 0, each) }},
 	}

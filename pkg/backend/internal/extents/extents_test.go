@@ -73,7 +73,7 @@ func content(t testing.TB, f *os.File) []byte {
 }
 
 // holds checks Allocated and Delta for two files: from an offset on, all data and all differences
-// are reported. If related is false, and with Verified, all reported blocks differ.
+// are reported. If related is false, and with verified, all reported blocks differ.
 func holds(t testing.TB, base, target *os.File, related bool, from int64) {
 	t.Helper()
 	ctx := context.Background()
@@ -83,7 +83,7 @@ func holds(t testing.TB, base, target *os.File, related bool, from int64) {
 	err := errors.Join(
 		Allocated(ctx, target, from, collect(&allocated)),
 		Delta(ctx, base, target, related, from, collect(&changed)),
-		Delta(ctx, base, target, related, from, Verified(ctx, base, target, collect(&exact))),
+		Delta(ctx, base, target, related, from, verified(ctx, base, target, collect(&exact))),
 		Delta(ctx, base, target, false, from, collect(&compared)))
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func holds(t testing.TB, base, target *os.File, related bool, from int64) {
 		"compared":  {compared, before},
 	} {
 		legalFor := c.spans
-		if name == "exact" { // Verified may split ranges at the ends of those that it gets
+		if name == "exact" { // verified may split ranges at the ends of those that it gets
 			legalFor = nil
 		}
 		legal(t, legalFor, from, size)
@@ -220,7 +220,7 @@ func TestAnErrorOfEachEndsTheIteration(t *testing.T) {
 	for name, call := range map[string]func(ctx context.Context, each Each) error{
 		"Delta": func(ctx context.Context, each Each) error { return Delta(ctx, base, target, false, 0, each) },
 		"Verified": func(ctx context.Context, each Each) error {
-			return Delta(ctx, base, target, false, 0, Verified(ctx, base, target, each))
+			return Delta(ctx, base, target, false, 0, verified(ctx, base, target, each))
 		},
 	} {
 		calls := 0
@@ -509,5 +509,18 @@ func TestManyExtents(t *testing.T) {
 	var got []span
 	if err := Delta(context.Background(), empty, f, false, 0, collect(&got)); err != nil || len(got) != pieces {
 		t.Errorf("%d ranges, %v; want %d", len(got), err, pieces)
+	}
+}
+
+// verified returns an Each that compares each range in both files, and calls each for the blocks
+// that differ.
+func verified(ctx context.Context, base, target *os.File, each Each) Each {
+	c := comparison{base: base, target: target}
+	return func(offset, length int64) error {
+		out := newMerger(offset, offset+length, each)
+		if err := c.run(ctx, offset, offset+length, out.add); err != nil {
+			return err
+		}
+		return out.flush()
 	}
 }

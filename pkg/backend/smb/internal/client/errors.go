@@ -21,7 +21,6 @@ const (
 	statusNotSupported     = 0xC00000BB
 	statusDeletePending    = 0xC0000056
 	statusNotADirectory    = 0xC0000103
-	statusFileIsADirectory = 0xC00000BA
 	statusNoSuchFile       = 0xC000000F
 )
 
