@@ -100,19 +100,44 @@ func TestACopyIsWhole(t *testing.T) {
 	}
 }
 
-// TestACanceledWriteLeavesOtherCalls fails without the guard: within some 10 attempts the session
-// of the library is broken, and all later calls fail.
+// canceledAt returns a context that ends while a message with this number is being sent: 0 is the
+// begin of an operation with the context, and then all messages of its session count.
+func canceledAt(number int) (ctx context.Context, cancel func()) {
+	ctx, cancel = context.WithCancel(context.Background())
+	var sent atomic.Int64
+	return WithLease(ctx, func() bool {
+		if sent.Add(1) > int64(number) {
+			cancel()
+		}
+		return true
+	}), cancel
+}
+
+// TestACanceledWriteLeavesOtherCalls fails without the guard: the session of the canceled write
+// stays open, and the message of a later call overwrites one that may not be sent yet.
 func TestACanceledWriteLeavesOtherCalls(t *testing.T) {
 	b := serve(t)
-	data := content(8 << 20)
-	for i := range 60 {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(200+i*37%3000)*time.Microsecond)
-		if s, err := b.pool.Open(ctx, b.source(smbtest.Share), b.login(), Calls); err == nil {
-			s.Create(ctx, fmt.Sprint("file-", i), data)
-			s.Release()
+	data := content(2 << 20) // about 10 messages
+	for i := range 36 {
+		ctx, cancel := canceledAt(i % 12)
+		s, err := b.pool.Open(ctx, b.source(smbtest.Share), b.login(), Calls)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = s.Create(ctx, fmt.Sprint("file-", i), data)
+		conn := s.session.conn
+		conn.mu.Lock()
+		closed := conn.closed
+		conn.mu.Unlock()
+		if err != nil && !closed {
+			t.Fatalf("a write ended with %v, and its session is open", err)
+		}
+		if ctx.Err() != nil { // a write that still succeeded does not wait for that
+			await.True(t, "the session is dropped", func() bool { return !b.pool.usable(s.session) })
 		}
 		cancel()
-		s, err := b.pool.Open(context.Background(), b.source(smbtest.Share), b.login(), Calls)
+		s.Release()
+		s, err = b.pool.Open(context.Background(), b.source(smbtest.Share), b.login(), Calls)
 		if err != nil {
 			t.Fatalf("after %d canceled writes: %v", i+1, err)
 		}
@@ -127,16 +152,16 @@ func TestACanceledWriteLeavesOtherCalls(t *testing.T) {
 // overwrites a message that is being sent.
 func TestACanceledCallSharesNoMessage(t *testing.T) {
 	b := serve(t)
-	data := content(8 << 20)
+	data := content(2 << 20)
 	var group sync.WaitGroup
 	for caller := range 4 {
 		s := b.open(smbtest.Share)
 		group.Go(func() {
-			for i := range 100 {
+			for i := range 40 {
 				if _, err := s.Stat(context.Background(), ""); err != nil && !errors.Is(err, backend.ErrUnavailable) {
 					t.Error(err)
 				}
-				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i*137%4000)*time.Microsecond)
+				ctx, cancel := canceledAt(i % 20)
 				err := s.CreateMarker(ctx, fmt.Sprintf("file-%d-%d", caller, i), data)
 				cancel()
 				if err != nil && !isContext(err) && !errors.Is(err, backend.ErrUnavailable) {
@@ -429,7 +454,7 @@ func TestASilentServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Resume()
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	if _, err := s.Stat(ctx, ""); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Stat on a silent server: %v", err)
 	}
@@ -437,15 +462,19 @@ func TestASilentServer(t *testing.T) {
 	s.Release()
 	runtime.GC()
 	before := runtime.NumGoroutine()
+	ctx, cancel = context.WithTimeout(context.Background(), time.Second)
+	var group sync.WaitGroup
 	for i := range 1000 {
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
-		s, err := b.pool.Open(ctx, b.source(smbtest.Share), b.login(), Use(i%2))
-		if !isContext(err) && !errors.Is(err, backend.ErrUnavailable) {
-			t.Fatalf("Open on a silent server: %v, %v", s, err)
-		}
-		cancel()
+		group.Go(func() {
+			s, err := b.pool.Open(ctx, b.source(smbtest.Share), b.login(), Use(i)) // with a session of its own
+			if !isContext(err) && !errors.Is(err, backend.ErrUnavailable) {
+				t.Errorf("Open on a silent server: %v, %v", s, err)
+			}
+		})
 	}
-	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
+	group.Wait()
+	cancel()
+	ctx, cancel = context.WithTimeout(context.Background(), time.Second)
 	if err := Answers(ctx, b.source(smbtest.Share)); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("Answers of a silent server: %v", err)
 	}
