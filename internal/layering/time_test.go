@@ -46,9 +46,8 @@ const notYet = "its tests poll, sleep or have durations below a second"
 // untilRepaired lists the files, or directories (with a slash at the end), that are not repaired
 // yet. An entry without need fails the test.
 var untilRepaired = map[string]string{
-	"pkg/backend/smb/node_linux_test.go":    notYet,
-	"pkg/backend/smb/volumes_linux_test.go": notYet,
-	"test/cluster/":                         notYet,
+	"pkg/backend/smb/node_linux_test.go": notYet,
+	"test/cluster/":                      notYet,
 }
 
 // units are the constants of package time.
