@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/flock"
 	"github.com/causeway-csi/causeway/test/cluster/process"
 )
@@ -34,8 +37,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// child locks a file and sleeps: a process that gets this lock knows that the child has ended,
-// independent of its PID.
+// child locks a file and answers SIGUSR1 until it is killed: a process that gets this lock knows that
+// the child has ended, independent of its PID.
 func child(path string) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -44,21 +47,23 @@ func child(path string) {
 	if got, err := flock.Try(f); !got {
 		panic(fmt.Sprint("locked by somebody else: ", err))
 	}
-	fmt.Println("locked")
-	time.Sleep(time.Minute)
+	questions := make(chan os.Signal, 1)
+	signal.Notify(questions, syscall.SIGUSR1)
+	time.AfterFunc(time.Hour, func() { os.Exit(1) })
+	fmt.Println("locked by", os.Getpid())
+	for range questions {
+		fmt.Println("alive")
+	}
 	runtime.KeepAlive(f)
 }
 
-// parent starts a child and sleeps.
+// parent starts a child and waits to be killed.
 func parent(path string) {
 	if _, err := process.Start(childCommand(path)); err != nil {
 		panic(err)
 	}
-	if err := awaitLocked(path); err != nil {
-		panic(err)
-	}
-	fmt.Println("child runs")
-	time.Sleep(time.Minute)
+	fmt.Println("child started")
+	<-time.After(time.Hour)
 }
 
 func childCommand(path string) process.Command {
@@ -66,20 +71,14 @@ func childCommand(path string) process.Command {
 		Log: path + ".log"}
 }
 
-// awaitLocked waits for the child that locks path.
-func awaitLocked(path string) error {
-	return await(path+" locked", func() bool { return process.Tail(path+".log", 1) == "locked" })
-}
-
-// await waits up to 10 s until something is so.
-func await(what string, so func() bool) error {
-	for range 1000 {
-		if so() {
-			return nil
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return fmt.Errorf("not so after 10 s: %s", what)
+// awaitLocked waits for the child that locks path, and returns its PID.
+func awaitLocked(t *testing.T, path string) (pid int) {
+	t.Helper()
+	await.NoError(t, path+" is locked", func() error {
+		_, err := fmt.Sscanf(process.Tail(path+".log", 1), "locked by %d", &pid)
+		return err
+	})
+	return pid
 }
 
 // free reports whether the child that locked path is gone.
@@ -106,9 +105,7 @@ func startChild(t *testing.T) (process.Process, string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Kill)
-	if err := awaitLocked(path); err != nil {
-		t.Fatal(err)
-	}
+	awaitLocked(t, path)
 	return p, path
 }
 
@@ -122,41 +119,62 @@ func TestAChildDiesWithAParentThatIsKilled(t *testing.T) {
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
-	said, err := bufio.NewReader(out).ReadString('\n')
-	p.Process.Kill()
-	p.Wait() // it was killed
-	if err != nil || said != "child runs\n" {
+	t.Cleanup(func() {
+		p.Process.Kill()
+		p.Wait()
+	})
+	if said, err := bufio.NewReader(out).ReadString('\n'); err != nil || said != "child started\n" {
 		t.Fatalf("the parent said %q, %v", said, err)
 	}
-	if err := await("child gone", func() bool { return free(t, path) }); err != nil {
-		t.Error(err)
-	}
+	awaitLocked(t, path)
+	p.Process.Kill()
+	await.True(t, "the child is gone", func() bool { return free(t, path) })
 }
 
-// A thread ends with a goroutine that is locked to it and does not unlock it. A child that the
-// thread had started itself would go with it.
+// onThreadThatEnds calls f on a thread that ends then, as a goroutine is locked to it and does not
+// unlock it. The main thread never ends.
+func onThreadThatEnds(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if syscall.Gettid() == syscall.Getpid() {
+			defer runtime.UnlockOSThread()
+			onThreadThatEnds(f)
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
+// A child that the thread had started itself would go with it, as mortal does.
 func TestAChildOutlivesTheThreadThatStartedIt(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
+	mortal := exec.Command("sleep", "infinity")
+	mortal.SysProcAttr = process.DieWithThread()
 	var p process.Process
 	var err error
-	asked := make(chan struct{})
-	go func() {
-		defer close(asked)
-		runtime.LockOSThread()
-		p, err = process.Start(childCommand(path))
-	}()
-	<-asked
+	onThreadThatEnds(func() {
+		if err = mortal.Start(); err == nil {
+			p, err = process.Start(childCommand(path))
+		}
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Kill)
-	if err := awaitLocked(path); err != nil {
-		t.Fatalf("%v: %v", err, p.Err())
+	pid := awaitLocked(t, path)
+	mortal.Wait()
+	if err := syscall.Kill(pid, syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
 	}
-	time.Sleep(200 * time.Millisecond)
-	if free(t, path) {
-		t.Errorf("the child is gone: %v", p.Err())
-	}
+	await.True(t, "the child answers", func() bool {
+		if free(t, path) {
+			t.Fatalf("the child is gone: %v", p.Err())
+		}
+		return process.Tail(path+".log", 1) == "alive"
+	})
 }
 
 func TestKill(t *testing.T) {
