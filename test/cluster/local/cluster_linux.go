@@ -238,7 +238,7 @@ func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) err
 func (c *Cluster) awaitInit(ctx context.Context, node, what string, try func() error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	return await(ctx, what, func() error {
+	return waitFor(ctx, what, func() error {
 		if _, err := c.init(node); err != nil {
 			stop(err)
 		}

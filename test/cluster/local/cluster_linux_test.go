@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/causeway-csi/causeway/deploy/images/oci"
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
 
@@ -168,13 +168,10 @@ func TestACluster(t *testing.T) {
 		if out := on(t, n, "cat", setting); out != "1000000\n" {
 			t.Errorf("the kubelet is shown %q", out)
 		}
-		err = await(ctx, "the next kubelet, which begins by looking", func() error {
+		await.NoError(t, "the next kubelet runs, which begins by looking", func() error {
 			_, err := n.Run(ctx, "busybox", "wget", "-q", "-O-", "http://127.0.0.1:10248/healthz")
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		if now, err := os.ReadFile(setting); err != nil || string(now) != "999999\n" {
 			t.Errorf("it is %q, %v", now, err)
 		}
@@ -190,16 +187,13 @@ func TestACluster(t *testing.T) {
 			if err := n.Kill(program); err != nil {
 				t.Fatal(err)
 			}
-			err := await(ctx, program, func() error {
+			await.NoError(t, program+" is back", func() error {
 				is, err := n.Run(ctx, "cat", c.node(n.Name).pid(program))
 				if err == nil && is == was {
 					err = fmt.Errorf("it has PID %s still", was)
 				}
 				return err
 			})
-			if err != nil {
-				t.Error(err)
-			}
 		}
 	})
 	t.Run("a node is switched off and on", func(t *testing.T) {
@@ -372,22 +366,16 @@ func killUp(t *testing.T, c *Cluster, o provider.Options, moment func(*Cluster) 
 	ended := make(chan struct{})
 	go func() { cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
-	reach := func(limit time.Duration, moment func(*Cluster) bool) {
-		t.Helper()
-		for limit := time.After(limit); !moment(c); time.Sleep(time.Millisecond) {
-			select {
-			case <-ended:
-				t.Fatalf("it has ended before that: %s", &said)
-			case <-limit:
-				t.Fatal("that moment does not come")
-			default:
-			}
-		}
-	}
 	// Before up starts the plane, it builds the components and the disks of guests. On a fresh
 	// machine it also installs programs and fetches a kernel.
-	reach(20*time.Minute, func(c *Cluster) bool { return exists(c.planeLog()) })
-	reach(3*time.Minute, moment)
+	await.True(t, "up has started the plane, and the moment is there", func() bool {
+		select {
+		case <-ended:
+			t.Fatalf("it has ended before that: %s", &said)
+		default:
+		}
+		return exists(c.planeLog()) && moment(c)
+	})
 	cmd.Process.Kill()
 	<-ended
 	if exists(c.up()) {

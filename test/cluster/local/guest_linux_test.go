@@ -18,6 +18,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/internal/readiness"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
@@ -191,16 +192,13 @@ func TestGuests(t *testing.T) {
 		if err := first.Release("kubelet"); err != nil {
 			t.Fatal(err)
 		}
-		err := await(ctx, "the kubelet", func() error {
+		await.NoError(t, "the kubelet is back", func() error {
 			is, err := first.Run(ctx, "cat", c.node(first.Name).pid("kubelet"))
 			if err == nil && is == was {
 				err = fmt.Errorf("it still has the PID %s", was)
 			}
 			return err
 		})
-		if err != nil {
-			t.Error(err)
-		}
 	})
 	t.Run("the network is cut", func(t *testing.T) {
 		client, err := c.client()
@@ -210,19 +208,14 @@ func TestGuests(t *testing.T) {
 		if err := second.Cut(ctx); err != nil {
 			t.Fatal(err)
 		}
-		err = await(ctx, "the node to be given up", func() error { return notReady(ctx, client, second.Name) })
-		if err != nil {
-			t.Error(err)
-		}
+		await.NoError(t, "the node is given up", func() error { return notReady(ctx, client, second.Name) })
 		if out := on(t, second, "uname", "-n"); strings.TrimSpace(out) != second.Name {
 			t.Errorf("a command on a node without its network: %q", out)
 		}
 		if err := second.Reconnect(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if err := await(ctx, "the node", func() error { return readiness.Ready(ctx, client, second.Name) }); err != nil {
-			t.Error(err)
-		}
+		await.NoError(t, "the node is ready", func() error { return readiness.Ready(ctx, client, second.Name) })
 	})
 	t.Run("power", func(t *testing.T) {
 		client, err := c.client()
@@ -252,16 +245,13 @@ func TestGuests(t *testing.T) {
 		if wrong := wrongPIDs(t, first); wrong != "" {
 			t.Errorf("PID files of the former life: %s", wrong)
 		}
-		err = await(ctx, "the node after its start", func() error {
+		await.NoError(t, "the node is ready after its start", func() error {
 			is, err := client.CoreV1().Nodes().Get(ctx, first.Name, meta.GetOptions{})
 			if err == nil && is.Status.NodeInfo.BootID == was.Status.NodeInfo.BootID {
 				err = errors.New("the API server knows the former life of the node only")
 			}
 			return errors.Join(err, readiness.Ready(ctx, client, first.Name))
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		if err := readiness.TryPods(ctx, client, testimages.Busybox, []string{first.Name}, "true"); err != nil {
 			t.Error(err)
 		}
@@ -290,27 +280,22 @@ func checkCancel(t *testing.T, n Node) {
 		_, err := n.Run(ctx, "sleep", "1234")
 		ended <- err
 	}()
-	if err := await(ctx, "the command to start", func() error {
-		if running() == "" {
-			return errors.New("it does not run")
+	await.True(t, "the command runs", func() bool {
+		if len(ended) > 0 {
+			t.Fatalf("the command returned %v", <-ended)
 		}
-		return nil
-	}); err != nil {
-		cancel()
-		t.Fatalf("%v; the command returned %v", err, <-ended)
-	}
+		return running() != ""
+	})
 	cancel()
-	if err := <-ended; err == nil {
+	if err := await.Receive(t, "the command has ended", ended); err == nil {
 		t.Error("a command whose context is canceled has no error")
 	}
-	if err := await(t.Context(), "the command to end", func() error {
+	await.NoError(t, "nothing of the command runs", func() error {
 		if out := running(); out != "" {
 			return errors.New(out)
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	})
 }
 
 // notReady returns nil if the API server answers that a node is not ready.

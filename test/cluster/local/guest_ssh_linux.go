@@ -65,7 +65,7 @@ func sshKeys(own nodeFiles, private, public string) (ssh.Signer, ssh.PublicKey, 
 func runOnGuest(ctx context.Context, own nodeFiles, argv []string) error {
 	var client *ssh.Client
 	// The guest may be starting.
-	err := await(ctx, "the guest", func() (err error) {
+	err := waitFor(ctx, "the guest", func() (err error) {
 		client, err = dialGuest(ctx, own)
 		return err
 	})

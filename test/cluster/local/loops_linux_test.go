@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 func TestWhoseALoopDeviceIs(t *testing.T) {
@@ -87,13 +89,11 @@ func TestALoopDeviceOfADeletedDiskIsLeft(t *testing.T) {
 	detached = true
 	// It goes when the last who has it open closes it, and drivers that look for theirs open all
 	// there are.
-	if err := await(t.Context(), device+" to go", func() error {
+	await.NoError(t, device+" is gone", func() error {
 		left, err := c.leftLoops()
 		if err == nil && len(left) != 0 {
 			err = fmt.Errorf("there is %q", left)
 		}
 		return err
-	}); err != nil {
-		t.Error(err)
-	}
+	})
 }

@@ -177,7 +177,7 @@ func (n Node) Kill(program string) error {
 	if _, err := n.Run(ctx, "kill", "-9", was); err != nil {
 		return err
 	}
-	return await(ctx, program+" to end", func() error {
+	return waitFor(ctx, program+" to end", func() error {
 		if is, err := n.pid(ctx, program); err == nil && is == was {
 			return errors.New("it runs")
 		}
@@ -195,7 +195,7 @@ func (n Node) PowerOff(ctx context.Context) error {
 		return err
 	}
 	// The kernel needs a while to remove an unused network, and its cable.
-	return await(ctx, n.port+" to go", func() error {
+	return waitFor(ctx, n.port+" to go", func() error {
 		if inNetwork(ctx, plane.pid, "ip", "link", "show", n.port).Run() == nil {
 			return errors.New("it is there")
 		}

@@ -264,7 +264,7 @@ func mountDisk(ctx context.Context, own nodeFiles) error {
 
 // joinNetwork waits for the node's end of the veth and sets up its addresses.
 func joinNetwork(ctx context.Context, s spec, n node) error {
-	if err := await(ctx, "eth0", func() error { _, err := net.InterfaceByName("eth0"); return err }); err != nil {
+	if err := waitFor(ctx, "eth0", func() error { _, err := net.InterfaceByName("eth0"); return err }); err != nil {
 		return err
 	}
 	if err := ip(ctx,
@@ -329,7 +329,7 @@ func serveCRI(ctx context.Context, own nodeFiles) error {
 
 // importImages gives containerd the images that every node has, when it answers.
 func importImages(ctx context.Context, own nodeFiles, f files) error {
-	err := await(ctx, "containerd", func() error { return serveCRI(ctx, own) })
+	err := waitFor(ctx, "containerd", func() error { return serveCRI(ctx, own) })
 	if err != nil {
 		return err
 	}
@@ -359,8 +359,8 @@ func render(name, to string, values any) error {
 	return os.WriteFile(to, b.Bytes(), 0o644)
 }
 
-// await tries until it works, or the patience is at its end.
-func await(ctx context.Context, what string, try func() error) error {
+// waitFor tries until it works, or the patience is at its end.
+func waitFor(ctx context.Context, what string, try func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, nodePatience)
 	defer cancel()
 	for {
@@ -377,7 +377,7 @@ func await(ctx context.Context, what string, try func() error) error {
 }
 
 func awaitFile(ctx context.Context, path string) error {
-	return await(ctx, path, func() error { _, err := os.Stat(path); return err })
+	return waitFor(ctx, path, func() error { _, err := os.Stat(path); return err })
 }
 
 func makeDirs(paths ...string) error {

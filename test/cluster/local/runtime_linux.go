@@ -34,7 +34,7 @@ func (n Node) AddRuntime(ctx context.Context, handler, program string) error {
 	if err := n.Kill("containerd"); err != nil {
 		return err
 	}
-	return await(ctx, "containerd", func() error {
+	return waitFor(ctx, "containerd", func() error {
 		_, err := n.Run(ctx, "ctr", "version")
 		return err
 	})
