@@ -9,12 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/test/cluster/internal/apiserver"
 )
@@ -445,9 +445,11 @@ func policies(s *server) {
 			inner.T = t
 			inner.inForce(args...)
 			// They take a moment to be in force, each its own.
-			inner.until(func() error { return inner.attempt(volume(v.driver, "x", on(v.driver)), badVolume) })
-			inner.until(func() error { return inner.attempt(content(v.driver, "volumeHandle: x"), badVolume) })
-			inner.until(func() error {
+			await.NoError(t, "the policy of volumes is in force",
+				func() error { return inner.attempt(volume(v.driver, "x", on(v.driver)), badVolume) })
+			await.NoError(t, "the policy of contents is in force",
+				func() error { return inner.attempt(content(v.driver, "volumeHandle: x"), badVolume) })
+			await.NoError(t, "the policy of inline volumes is in force", func() error {
 				return inner.attempt(inline("may", v.driver, "kind: x"),
 					"the kind of an inline volume")
 			})
@@ -483,20 +485,6 @@ func (s *server) attempt(object, refused string) error {
 		return fmt.Errorf("%v, want %q in: %s", err, refused, out) //nolint:errorlint // err may be nil
 	}
 	return nil
-}
-
-// until waits up to half a minute until something is so.
-func (s *server) until(so func() error) {
-	s.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(200 * time.Millisecond) {
-		err := so()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.Fatal(err)
-		}
-	}
 }
 
 // noPolicies: a chart without them makes none.

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 	"github.com/causeway-csi/causeway/test/cluster/process"
 )
@@ -58,21 +59,15 @@ func client(t *testing.T, c *rest.Config) *kubernetes.Clientset {
 }
 
 // eventually calls done until it returns true; the string is the last state.
-func eventually(t *testing.T, what string, done func(context.Context) (bool, string)) {
+func eventually(t *testing.T, event string, done func(context.Context) (bool, string)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for {
-		ok, seen := done(ctx)
-		if ok {
-			return
+	ctx := await.Context(t)
+	await.NoError(t, event, func() error {
+		if ok, seen := done(ctx); !ok {
+			return errors.New(seen)
 		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: not so after 30 s: %s", what, seen)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+		return nil
+	})
 }
 
 // claim is a claim of 1 Mi of a class.
@@ -125,7 +120,7 @@ func testProvisioner(t *testing.T, _ *controlplane.Plane, c *kubernetes.Clientse
 	}, meta.CreateOptions{}))
 	claims := c.CoreV1().PersistentVolumeClaims("default")
 	create[*core.PersistentVolumeClaim](t)(claims.Create(ctx, claim(class.Name, class.Name), meta.CreateOptions{}))
-	eventually(t, "claim's provisioner", func(ctx context.Context) (bool, string) {
+	eventually(t, "the claim has its provisioner", func(ctx context.Context) (bool, string) {
 		got, err := claims.Get(ctx, class.Name, meta.GetOptions{})
 		if err != nil {
 			return false, err.Error()
@@ -149,7 +144,7 @@ func testBind(t *testing.T, _ *controlplane.Plane, c *kubernetes.Clientset) {
 	}, meta.CreateOptions{}))
 	claims := c.CoreV1().PersistentVolumeClaims("default")
 	create[*core.PersistentVolumeClaim](t)(claims.Create(ctx, claim("bound", ""), meta.CreateOptions{}))
-	eventually(t, "claim bound", func(ctx context.Context) (bool, string) {
+	eventually(t, "the claim is bound", func(ctx context.Context) (bool, string) {
 		got, err := claims.Get(ctx, "bound", meta.GetOptions{})
 		if err != nil {
 			return false, err.Error()
@@ -409,7 +404,7 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	launch := func(c process.Command) (process.Process, error) {
 		if c.Name == "kube-apiserver" {
-			time.AfterFunc(100*time.Millisecond, cancel)
+			defer cancel()
 		}
 		return r.launch(c)
 	}

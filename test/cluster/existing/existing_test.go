@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/internal/readiness/readytest"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
@@ -252,12 +253,10 @@ func TestLogsOfUnreachablePods(t *testing.T) {
 	wants(t, err)
 	c, _ := cluster(t, Options{Kubeconfig: server.Plane.Kubeconfig(), Namespaces: []string{"kube-system"}})
 	dir := t.TempDir()
-	for range 100 {
-		if err = c.Logs(t.Context(), dir); err != nil {
-			break
-		}
-		time.Sleep(50 * time.Millisecond) // the pod does not run yet
-	}
+	await.True(t, "the pod runs", func() bool {
+		err = c.Logs(t.Context(), dir)
+		return err != nil
+	})
 	wants(t, err, "log of main in kube-system/p")
 	if got := files(t, dir); !slices.Contains(got, "kube-system/p/pod.yaml") {
 		t.Errorf("got %v, want the pod too", got)

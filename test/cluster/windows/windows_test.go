@@ -2,6 +2,7 @@ package windows_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/components"
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 	"github.com/causeway-csi/causeway/test/cluster/process"
@@ -91,21 +93,15 @@ func (c *cluster) startKwok(t *testing.T) {
 }
 
 // eventually calls done until it returns true; the string is the last state.
-func eventually(t *testing.T, what string, done func(context.Context) (bool, string)) {
+func eventually(t *testing.T, event string, done func(context.Context) (bool, string)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-	defer cancel()
-	for {
-		ok, seen := done(ctx)
-		if ok {
-			return
+	ctx := await.Context(t)
+	await.NoError(t, event, func() error {
+		if ok, seen := done(ctx); !ok {
+			return errors.New(seen)
 		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: not so after 60 s: %s", what, seen)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+		return nil
+	})
 }
 
 // created fails the test when an object could not be created.
@@ -167,7 +163,7 @@ func (c *cluster) pods(ctx context.Context, t *testing.T, set string) map[string
 // elsewhere.
 func (c *cluster) awaitPods(t *testing.T, set string, nodes ...string) {
 	t.Helper()
-	eventually(t, "pods of "+set, func(ctx context.Context) (bool, string) {
+	eventually(t, "the pods of "+set+" are ready", func(ctx context.Context) (bool, string) {
 		got := c.pods(ctx, t, set)
 		for _, n := range nodes {
 			if got[n] != "Running, ready" {
