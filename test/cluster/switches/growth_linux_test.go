@@ -14,6 +14,7 @@ import (
 	core "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/internal/promtest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
@@ -43,7 +44,7 @@ func TestGrowth(t *testing.T) {
 	address, err := cluster.MachineAddress()
 	s.must(err)
 	p := promtest.Start(t, kube, address, scrape, nil)
-	s.autoresizer(p)
+	round := s.autoresizer(p)
 
 	annotations := `, annotations: {resize.topolvm.io/storage_limit: 2500Mi, resize.topolvm.io/threshold: "30%", ` +
 		`resize.topolvm.io/increase: 512Mi}`
@@ -62,10 +63,11 @@ func TestGrowth(t *testing.T) {
 	} {
 		s.in("writer", fmt.Sprintf("dd if=/dev/zero of=/data/%d bs=1M count=%[1]d conv=fsync 2>&1", step.write))
 		start := time.Now()
-		s.until("the capacity "+step.want, func() error {
+		await.NoError(s, "the capacity is "+step.want, func() error {
+			round()
 			return same(step.want, s.value("pvc/data", "{.status.capacity.storage}"))
 		})
-		s.until("a larger filesystem", func() error {
+		await.NoError(s, "the filesystem is larger", func() error {
 			if now := s.bytes("data"); now <= size {
 				return fmt.Errorf("it has %d bytes, as before", now)
 			}
@@ -75,14 +77,16 @@ func TestGrowth(t *testing.T) {
 		size = s.bytes("data")
 	}
 	s.in("writer", "dd if=/dev/zero of=/data/more bs=1M count=600 conv=fsync 2>&1")
-	s.until("Prometheus to know that the volume is full", func() error {
+	await.NoError(s, "Prometheus knows that the volume is full", func() error {
 		stats, err := volumes(p)
 		if v := stats[s.namespace+"/data"]; err == nil && v["available_bytes"] > 0.3*v["capacity_bytes"] {
 			err = fmt.Errorf("it has %v", v)
 		}
 		return err
 	})
-	time.Sleep(3 * interval) // the resizer sees that, too
+	for range 3 { // the resizer sees that, too
+		round()
+	}
 	s.same("the request at the limit", "2500Mi", s.value("pvc/data", "{.spec.resources.requests.storage}"))
 	s.same("a claim without a limit", "400Mi", s.value("pvc/plain", "{.spec.resources.requests.storage}"))
 	s.same("the pod", uid, s.value("pod/writer", "{.metadata.uid}"))
@@ -103,7 +107,7 @@ func TestStatisticsForGrowth(t *testing.T) {
 	s.apply(pod("all", "", kinds...))
 	s.runs("all")
 	for _, class := range kinds {
-		s.until("the statistics of "+class, func() error {
+		await.NoError(s, "there are statistics of "+class, func() error {
 			all, err := volumes(p)
 			v := all[s.namespace+"/"+class]
 			if err == nil && (len(v) != 4 || v["available_bytes"] == 0) {
@@ -120,29 +124,26 @@ func (s *scene) bytes(claim string) int64 {
 	return s.number(s.in("writer", "df -k /"+claim+" | tail -1 | awk '{print $2}'")) * 1024
 }
 
-// interval is that of the resizer.
+// interval is that of pvc-autoresizer.
 const interval = 5 * time.Second
 
-// autoresizer runs the resizer, and ends it with the test.
-func (s *scene) autoresizer(p promtest.Server) {
+// autoresizer starts the resizer, and ends it with the test. round is a round of the resizer.
+func (s *scene) autoresizer(p promtest.Server) (round func()) {
 	s.Helper()
 	if program := os.Getenv("CAUSEWAY_PVC_AUTORESIZER"); program != "" {
 		s.realResizer(nodes[0], program, p)
-		return
+		return realRound
 	}
 	s.Log("a substitute for pvc-autoresizer: CAUSEWAY_PVC_AUTORESIZER is not set")
-	ctx, cancel := context.WithCancel(s.anyhow())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for ; ctx.Err() == nil; time.Sleep(interval) {
-			if err := resize(ctx, p); err != nil && ctx.Err() == nil {
-				s.Log("the substitute: ", err)
-			}
+	return func() {
+		if err := resize(s.Context(), p); err != nil {
+			s.Log("the substitute: ", err)
 		}
-	}()
-	s.Cleanup(func() { cancel(); <-ended })
+	}
 }
+
+// realRound waits for the next round of pvc-autoresizer.
+func realRound() { time.Sleep(interval) }
 
 // realResizer runs pvc-autoresizer on a node, as it must find the namespace of its lease where a pod
 // has it.

@@ -3,8 +3,8 @@ package live
 import (
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
 
 // beforeSteps are faults before the installation of a second release, for doctor --pre.
@@ -115,7 +115,7 @@ func beforeSteps() []step {
 					s.later(func() {
 						s.kubectl("create", "namespace", second)
 						s.kubectl("label", "namespace", second, "pod-security.kubernetes.io/enforce=privileged")
-						livetest.Until(s.T, "pods to be let in", func() error { _, err := s.try("-n", second, "get", "serviceaccount", "default"); return err })
+						await.NoError(s, "pods are let in", func() error { _, err := s.try("-n", second, "get", "serviceaccount", "default"); return err })
 					})
 					s.kubectl("delete", "namespace", second)
 				}},

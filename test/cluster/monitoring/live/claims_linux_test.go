@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
@@ -279,7 +279,7 @@ func (s *scene) use(v volumeOf) (id string) {
 		v.node = &nodes[0]
 	}
 	s.start(v.name, v.class, v.size, v.node.Name)
-	livetest.Until(s.T, "pod "+v.name+" to be ready", func() error {
+	await.NoError(s, "pod "+v.name+" is ready", func() error {
 		_, err := s.try("wait", "pod/"+v.name, "--for=condition=Ready", "--timeout=10s")
 		return err
 	})

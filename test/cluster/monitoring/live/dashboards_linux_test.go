@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/internal/promtest"
 	"github.com/causeway-csi/causeway/test/cluster/monitoring"
 )
@@ -41,10 +41,11 @@ func TestDashboards(t *testing.T) {
 	for _, name := range []string{"first", "second"} { // a rate needs a counter that exists, and grows
 		p.use(name)
 		defer p.remove(name)
-		time.Sleep(5 * time.Second) // two scrapes
+		p.scraped()
+		p.scraped()
 	}
 	for _, q := range queries {
-		livetest.Until(t, q.Dashboard+": "+q.Panel, func() error {
+		await.NoError(t, q.Dashboard+": "+q.Panel+" has a result", func() error {
 			samples, err := p.numbers(q.Expr)
 			if err == nil && len(samples) == 0 {
 				if slices.Contains(empty, q.Panel) {
@@ -73,6 +74,16 @@ spec:
 `, name)))
 	p.must2(p.try("wait", "volumesnapshot/"+name, "--for=jsonpath={.status.readyToUse}=true", "--timeout=60s"))
 	p.must2(p.try("delete", "volumesnapshot", name))
+}
+
+// scraped waits until Prometheus has scraped each target again.
+func (p *prometheus) scraped() {
+	p.Helper()
+	again := fmt.Sprintf("min(timestamp(up)) > %.3f", float64(time.Now().UnixMilli())/1000)
+	await.True(p, "Prometheus has scraped each target", func() bool {
+		all, err := p.Query(again)
+		return err == nil && len(all) > 0
+	})
 }
 
 // numbers returns the results of a query, without those that are not a number: a quotient of zeros.

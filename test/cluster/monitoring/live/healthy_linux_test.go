@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
 
 // healthy is the number of runs of doctor on a healthy cluster.
@@ -20,7 +20,7 @@ func TestHealthy(t *testing.T) {
 		t.Skip("this needs a cluster")
 	}
 	s := begin(t)
-	livetest.Until(t, "doctor to name nothing", func() error {
+	await.NoError(t, "doctor names nothing", func() error {
 		if r, code := s.doctor(); code != 0 {
 			return fmt.Errorf("exit code %d: %s", code, r)
 		}

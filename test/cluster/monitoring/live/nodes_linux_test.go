@@ -3,10 +3,9 @@ package live
 import (
 	"fmt"
 	"strings"
-	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
 
 // nodeSteps are faults of nodes and of calls.
@@ -55,7 +54,7 @@ func nodeSteps() []step {
 					s.use(volumeOf{name: "lost", node: &nodes[1], without: true})
 					s.later(func() {
 						s.must(nodes[1].PowerOn(s.anyhow(), true))
-						livetest.Until(s.T, "the node to be back", func() error {
+						await.NoError(s, "the node is back", func() error {
 							_, err := s.try("wait", "node/"+nodes[1].Name, "--for=condition=Ready", "--timeout=10s")
 							return err
 						})
@@ -74,7 +73,8 @@ func nodeSteps() []step {
 					{check: "pods-with-volumes", object: "Pod/default/inline"}},
 				cause: func(s *scene) {
 					s.use(volumeOf{name: "first"}) // a rate needs a counter that exists, and grows
-					time.Sleep(5 * time.Second)    // two scrapes
+					s.scraped()
+					s.scraped()
 					s.later(func() { s.kubectl("delete", "pod", "inline", "--now") })
 					s.later(func() { s.on(nodes[0], "pkill -CONT -f '^/usr/bin/driver --mode=node'; true") })
 					s.keep(nodes[0], "sh", "-c", "p=$(pgrep -f '^/usr/bin/driver --mode=node'); for i in $(seq 60); do kill -STOP $p; sleep 1.5; kill -CONT $p; sleep 0.03; done")

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
 
 const (
@@ -98,7 +98,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: causeway
 subjects: [{kind: ServiceAccount, name: causeway-controller, namespace: second}]
 `, role))
 	}
-	livetest.Until(s.T, "the second controller", func() error {
+	await.NoError(s, "the second controller is ready", func() error {
 		_, err := s.try("-n", second, "rollout", "status", controller, "--timeout=5s")
 		return err
 	})

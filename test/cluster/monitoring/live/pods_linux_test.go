@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
 
 // podSteps are faults of the pods of the driver.
@@ -34,7 +34,7 @@ func podSteps() []step {
 						s.kubectl("delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "no-controllers")
 					})
 					s.apply(policy)
-					livetest.Until(s.T, "the policy to be in force", func() error {
+					await.NoError(s, "the policy is in force", func() error {
 						_, err := s.try("-n", install.Namespace, "run", "x", "--image=x", "--dry-run=server", "--labels="+controllerPod)
 						switch {
 						case err == nil:

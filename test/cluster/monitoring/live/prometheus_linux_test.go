@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/internal/promtest"
 )
@@ -65,12 +66,12 @@ func (p *prometheus) firing(within time.Duration) (map[string]bool, error) {
 	return names, err
 }
 
-// fires waits until all alerts fire, or none of them, and reports whether it is so. An alert that
-// fired and ended since a time counts, too: a call that hangs is given up.
-func (p *prometheus) fires(want bool, since time.Time, alerts ...string) bool {
+// fires waits until all alerts fire, or none of them. An alert that fired and ended since a time
+// counts, too: a call that hangs is given up.
+func (p *prometheus) fires(want bool, since time.Time, alerts ...string) {
 	p.Helper()
 	start := time.Now()
-	for ; ; time.Sleep(500 * time.Millisecond) {
+	await.NoError(p, fmt.Sprintf("firing = %v of %v", want, alerts), func() error {
 		within := time.Duration(0)
 		if want {
 			within = time.Since(since)
@@ -81,14 +82,7 @@ func (p *prometheus) fires(want bool, since time.Time, alerts ...string) bool {
 				err = fmt.Errorf("%s: %v; there are %v", a, names[a], names)
 			}
 		}
-		if err == nil {
-			break
-		}
-		if time.Since(start) > *patience {
-			p.Errorf("not after %v: firing = %v of %v: %v", *patience, want, alerts, err)
-			return false
-		}
-	}
+		return err
+	})
 	p.Logf("%5.1f s: firing = %v: %s", time.Since(start).Seconds(), want, strings.Join(alerts, ", "))
-	return true
 }

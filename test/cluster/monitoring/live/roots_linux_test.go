@@ -5,8 +5,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
@@ -244,7 +244,7 @@ func rootSteps() []step {
 // first step on, nothing is predicted.
 func (s *scene) hasHistory() {
 	s.Helper()
-	livetest.Until(s.T, "a history of the free space of each pod", func() error {
+	await.NoError(s, "there is a history of the free space of each pod", func() error {
 		got, err := s.Query("causeway_storage_free_bytes unless count_over_time((causeway_storage_free_bytes and " +
 			"causeway_storage_size_bytes > 0)[6h:1m])")
 		if err == nil && len(got) > 0 {
@@ -273,7 +273,7 @@ func (s *scene) inlineVolume() {
 	// The container mounts it: the kubelet skips a volume that no container uses.
 	s.apply(strings.Replace(pod("inline", nodes[0].Name, "inline"), "persistentVolumeClaim: {claimName: inline}",
 		"csi: {driver: "+driverName+", volumeAttributes: {size: 1Mi}}", 1))
-	livetest.Until(s.T, "the pod with an inline volume", func() error {
+	await.NoError(s, "the pod with an inline volume is ready", func() error {
 		_, err := s.try("wait", "pod/inline", "--for=condition=Ready", "--timeout=10s")
 		return err
 	})

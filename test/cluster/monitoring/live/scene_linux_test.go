@@ -8,8 +8,8 @@ import (
 	"os"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
@@ -19,12 +19,12 @@ const root = local.StorageDir
 func (p *prometheus) well() {
 	p.Helper()
 	for _, w := range []string{"daemonset/causeway-node", "deployment/causeway-controller"} {
-		livetest.Until(p.T, w+" to be ready", func() error {
+		await.NoError(p, w+" is ready", func() error {
 			_, err := p.try("-n", install.Namespace, "rollout", "status", w, "--timeout=5s")
 			return err
 		})
 	}
-	livetest.Until(p.T, "metrics of all pods, and a leader", func() error {
+	await.NoError(p, "there are metrics of all pods, and a leader", func() error {
 		for expr, want := range map[string]string{"count(up == 1)": "8", "count(up)": "8", "count(causeway_ready == 1)": "2",
 			`sum(csi_sidecars_controller_up{controller="provisioner"})`: "1",
 			`max(causeway_router_peers{state="answers"})`:               "2", "count(csi_sidecars_ready == 1)": "4"} {
@@ -65,7 +65,7 @@ spec:
   volumes:
   - {name: data, persistentVolumeClaim: {claimName: %[1]s}}
 `, name, nodes[0].Name)))
-	livetest.Until(p.T, "pod "+name+" to be ready", func() error {
+	await.NoError(p, "pod "+name+" is ready", func() error {
 		_, err := p.try("wait", "pod/"+name, "--for=condition=Ready", "--timeout=5s")
 		return err
 	})
@@ -164,7 +164,7 @@ func (p *prometheus) replace(object string) (err error) {
 // restore is replace until it works.
 func (p *prometheus) restore(object string) {
 	p.Helper()
-	livetest.Until(p.T, "an object to be restored", func() error { return p.replace(object) })
+	await.NoError(p, "an object is restored", func() error { return p.replace(object) })
 }
 
 // without deletes an object until the repair.

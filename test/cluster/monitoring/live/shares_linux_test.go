@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/shares"
 )
 
@@ -155,7 +155,7 @@ var endShares = func(*scene) {}
 func (s *scene) shareClaim(name, parameters string) {
 	s.Helper()
 	s.claimOf(class(name, smbDriver, "Immediate", parameters), name, "1Mi")
-	livetest.Until(s.T, "claim "+name+" to be bound", func() error {
+	await.NoError(s, "claim "+name+" is bound", func() error {
 		_, err := s.try("wait", "pvc/"+name, "--for=jsonpath={.status.phase}=Bound", "--timeout=10s")
 		return err
 	})

@@ -1,7 +1,7 @@
 package live
 
 import (
-	"flag"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,11 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/internal/doctortest"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
-
-var patience = flag.Duration("patience", livetest.Patience, "time in which doctor must name a fault")
 
 // fault is a fault of the cluster, with its effects.
 type fault struct {
@@ -71,13 +69,11 @@ func steps() []step {
 type summary struct {
 	injected, named int
 	withoutFinding  int // faults that alerts report, and doctor does not
-	missed, false   []string
-	unproven        []string // rows whose message no finding has
+	false           []string
 	fired, resolved map[string]bool
 	lasting         map[string]bool
 	early           []string        // lasting alerts that fired before their first fault
 	beside          map[string]bool // alerts that fired in a step without a fault of theirs
-	unended         []string        // alerts that did not end after the repair
 	consequences    map[string]bool
 	panels          map[string]bool // of the dashboards, empty without faults, that had results
 }
@@ -100,7 +96,7 @@ func (s *scene) doctor(args ...string) (report, int) {
 // finds waits until doctor has a finding.
 func (s *scene) finds(w want) {
 	s.Helper()
-	livetest.Until(s.T, fmt.Sprintf("a finding %+v", w), func() error {
+	await.NoError(s, fmt.Sprintf("there is a finding %+v", w), func() error {
 		r, _ := s.doctor()
 		if !slices.ContainsFunc(r.Findings, w.is) {
 			return fmt.Errorf("the report is\n%s", r)
@@ -153,7 +149,9 @@ func TestFaults(t *testing.T) {
 	s := begin(t)
 	defer func() { t.Log(s.summary) }()
 	t.Run("none", func(t *testing.T) {
-		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(2 * time.Second) {
+		s := s.in(t)
+		for range 30 { // a minute
+			s.scraped()
 			if names, err := s.firing(0); err != nil || len(names) > 0 {
 				t.Fatalf("on a healthy cluster %v fires, %v", slices.Collect(maps.Keys(names)), err)
 			}
@@ -203,15 +201,13 @@ func (s *scene) run(step step) {
 		alerts, lasting = append(alerts, f.alerts...), append(lasting, f.lasting...)
 	}
 	all := append(slices.Clone(alerts), lasting...)
-	fired := s.fires(true, quiet, all...)
-	if fired {
-		s.summary.add(s.summary.fired, all)
-		s.summary.add(s.summary.lasting, lasting)
-	}
+	s.fires(true, quiet, all...)
+	s.summary.add(s.summary.fired, all)
+	s.summary.add(s.summary.lasting, lasting)
 	s.firesBeside(quiet, slices.Concat(alerts, lasting))
 	s.seePanels()
 	s.repair()
-	livetest.Until(s.T, "no volume and no snapshot to be left", func() error {
+	await.NoError(s, "no volume and no snapshot is left", func() error {
 		left, err := s.try("get", "pv,volumesnapshotcontents", "-o", "name")
 		if err == nil && left != "" {
 			err = fmt.Errorf("there are %s", left)
@@ -219,9 +215,8 @@ func (s *scene) run(step step) {
 		return err
 	})
 	s.isSilent(chosen)
-	if s.fires(false, time.Now(), alerts...) && fired {
-		s.summary.add(s.summary.resolved, alerts)
-	}
+	s.fires(false, time.Now(), alerts...)
+	s.summary.add(s.summary.resolved, alerts)
 	if server == nil {
 		s.well()
 	}
@@ -252,19 +247,14 @@ func (s *scene) isQuiet() {
 			s.summary.add(lasting, f.lasting)
 		}
 	}
-	start := time.Now()
-	for ; ; time.Sleep(time.Second) {
+	await.NoError(s, "no alert fires", func() error {
 		names, err := s.firing(0)
 		maps.DeleteFunc(names, func(a string, _ bool) bool { return lasting[a] })
-		if err == nil && len(names) == 0 {
-			return
+		if err == nil && len(names) > 0 {
+			err = fmt.Errorf("there are %v", slices.Sorted(maps.Keys(names)))
 		}
-		if time.Since(start) > *patience {
-			s.summary.unended = append(s.summary.unended, slices.Sorted(maps.Keys(names))...)
-			s.Errorf("after the repair there are the alerts %v, %v", slices.Sorted(maps.Keys(names)), err)
-			return
-		}
-	}
+		return err
+	})
 }
 
 // fireAlready notes the alerts that fire before their fault, because of an earlier one.
@@ -298,7 +288,7 @@ func (s *scene) isNamed(faults []fault) {
 			unproven[row] = f.name
 		}
 	}
-	for {
+	await.NoError(s, "doctor names all faults, with the messages of their rows", func() error {
 		r, code := s.doctor(*s.args...)
 		s.judge(r, faults)
 		missing = slices.DeleteFunc(missing, func(f fault) bool {
@@ -316,23 +306,18 @@ func (s *scene) isNamed(faults []fault) {
 				}
 			}
 		}
-		if len(missing)+len(unproven) == 0 {
-			return
+		var errs []error
+		for _, f := range missing {
+			errs = append(errs, fmt.Errorf("%s: doctor has not named %+v, exit code %d", f.name, s.unnamed(r, f.named), code))
 		}
-		if time.Since(start) > *patience {
-			for _, f := range missing {
-				s.summary.missed = append(s.summary.missed, f.name)
-				s.Errorf("%s: doctor has not named %+v, exit code %d", f.name, s.unnamed(r, f.named), code)
-			}
-			for row, name := range unproven {
-				s.summary.unproven = append(s.summary.unproven, row)
-				s.Errorf("no finding of %s has the message of %q", name, row)
-			}
-			s.Logf("the report:\n%s", r)
-			return
+		for row, name := range unproven {
+			errs = append(errs, fmt.Errorf("no finding of %s has the message of %q", name, row))
 		}
-		time.Sleep(time.Second)
-	}
+		if len(errs) > 0 {
+			errs = append(errs, fmt.Errorf("the report:\n%s", r))
+		}
+		return errors.Join(errs...)
+	})
 }
 
 // unnamed returns the findings that a report does not have.
@@ -371,7 +356,7 @@ func (s *scene) judge(r report, faults []fault) {
 func (s *scene) isSilent(faults []fault) {
 	s.Helper()
 	start := time.Now()
-	livetest.Until(s.T, "doctor to name nothing", func() error {
+	await.NoError(s, "doctor names nothing", func() error {
 		r, code := s.doctor(*s.args...)
 		s.judge(r, faults)
 		if code != 0 {
@@ -384,9 +369,9 @@ func (s *scene) isSilent(faults []fault) {
 
 func (s *summary) String() string {
 	list := func(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
-	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor, %d missed %q\nrows without evidence: %d %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
-		"%d ended (%s), %d last for hours (%s), of which fired before their fault: %q\nalerts of no fault of their step: %d fired (%s), "+
-		"alerts that did not end: %q\npanels without a result on a healthy cluster that had one: %s", s.injected, s.named, s.withoutFinding, len(s.missed), s.missed, len(s.unproven), s.unproven, len(s.false), s.false,
+	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
+		"%d ended (%s), %d last for hours (%s), of which fired before their fault: %q\nalerts of no fault of their step: %d fired (%s)\n"+
+		"panels without a result on a healthy cluster that had one: %s", s.injected, s.named, s.withoutFinding, len(s.false), s.false,
 		len(s.fired), list(s.fired), len(s.resolved), list(s.resolved), len(s.lasting), list(s.lasting), s.early,
-		len(s.beside), list(s.beside), s.unended, list(s.panels))
+		len(s.beside), list(s.beside), list(s.panels))
 }

@@ -6,9 +6,9 @@ import (
 	"os"
 	"strings"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
@@ -157,7 +157,7 @@ func volumeSteps() []step {
 func (s *scene) restartDriver(n local.Node) {
 	s.Helper()
 	s.replacePods(n)
-	livetest.Until(s.T, "the driver of "+n.Name, func() error {
+	await.NoError(s, "the driver of "+n.Name+" is ready", func() error {
 		_, err := s.try("-n", install.Namespace, "rollout", "status", "daemonset/causeway-node", "--timeout=5s")
 		return err
 	})
@@ -208,7 +208,7 @@ func (s *scene) snapshotOfHanging(claim, file string) {
 		s.Fatal("a process that hangs: ", err)
 	}
 	s.snapshot(claim, claim)
-	livetest.Until(s.T, "the snapshot to have a content", func() error {
+	await.NoError(s, "the snapshot has a content", func() error {
 		_, err := s.try("wait", "volumesnapshot/"+claim, "--for=jsonpath={.status.boundVolumeSnapshotContentName}", "--timeout=10s")
 		return err
 	})
