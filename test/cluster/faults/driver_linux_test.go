@@ -2,13 +2,13 @@ package faults
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
@@ -37,7 +37,7 @@ func TestDriverKilledInCopies(t *testing.T) {
 	s.replaceDriver(node) // a driver that is killed twice is started later
 
 	s.killedInCopy(node, func() { s.apply(snapshot("snapshot", "source")) })
-	s.until("the snapshot to be ready",
+	s.until("the snapshot is ready",
 		func() error { return same("true", s.value("volumesnapshot/snapshot", "{.status.readyToUse}")) })
 	s.in("source", "rm -r /source/d")
 	s.apply(claim("restored", directories, "100Mi", "VolumeSnapshot/snapshot"), pod("restored", "", idle, "restored"))
@@ -84,9 +84,7 @@ func (s *scene) killedInCopy(n local.Node, begin func()) {
 // meanwhile runs a script on a node during an action, and returns the output.
 func (s *scene) meanwhile(n local.Node, script string, do func()) string {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.anyhow(), patience)
-	defer cancel()
-	cmd, err := n.Command(ctx, "sh", "-c", script)
+	cmd, err := n.Command(await.Context(s), "sh", "-c", script)
 	s.must(err)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -115,7 +113,7 @@ func (s *scene) driverPod(n local.Node) string {
 func (s *scene) pid(n local.Node, pod, container string) int {
 	s.Helper()
 	var pid int
-	s.until(container+" of "+pod+" to run", func() error {
+	s.until(container+" of "+pod+" runs", func() error {
 		id, err := s.try("-n", install.Namespace, "get", "pod", pod, "-o",
 			`jsonpath={.status.containerStatuses[?(@.name=="`+container+`")].containerID}`)
 		if err != nil {
@@ -139,7 +137,7 @@ func (s *scene) pid(n local.Node, pod, container string) int {
 // restarted waits until a driver's pod has its driver again after a kill.
 func (s *scene) restarted(pod string) {
 	s.Helper()
-	s.until("the driver of "+pod+" to have been restarted", func() error {
+	s.until("the driver of "+pod+" has been restarted", func() error {
 		const path = `{.status.containerStatuses[?(@.name=="driver")].restartCount} {.status.containerStatuses[?(@.name=="driver")].started}`
 		got, err := s.try("-n", install.Namespace, "get", "pod", pod, "-o", "jsonpath="+path)
 		if err == nil && (strings.HasPrefix(got, "0") || !strings.HasSuffix(got, "true")) {
@@ -154,7 +152,7 @@ func (s *scene) replaceDriver(n local.Node, args ...string) {
 	s.Helper()
 	old := s.driverPod(n)
 	s.kubectl(append([]string{"-n", install.Namespace, "delete", "pod", old}, args...)...)
-	s.until("another pod of the driver on "+n.Name, func() error {
+	s.until("there is another pod of the driver on "+n.Name, func() error {
 		pods, err := s.try("-n", install.Namespace, "get", "pods", "-l", "app.kubernetes.io/name=causeway-node",
 			"--field-selector=spec.nodeName="+n.Name,
 			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
@@ -247,7 +245,7 @@ func (s *scene) goesOn(pod string, dirs ...string) {
 func (s *scene) advances(length func() (string, error)) {
 	s.Helper()
 	from := 0
-	s.until("a log to go on", func() error {
+	s.until("a log goes on", func() error {
 		out, err := length()
 		if err != nil {
 			return err

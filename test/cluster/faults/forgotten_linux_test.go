@@ -37,7 +37,7 @@ func TestNodeGoneForGood(t *testing.T) {
 	s.same("the data", "lost", s.in("lost", "cat /lost/file"))
 	s.apply(snapshot("of-lost", "lost"), snapshot("of-stays", "stays"))
 	for _, name := range []string{"of-lost", "of-stays"} {
-		s.until("snapshot "+name+" to be ready",
+		s.until("snapshot "+name+" is ready",
 			func() error { return same("true", s.value("volumesnapshot/"+name, "{.status.readyToUse}")) })
 	}
 	handle, volume := s.handle("lost"), s.kubectl("get", "pvc", "lost", "-o", "jsonpath={.spec.volumeName}")
@@ -59,9 +59,9 @@ func TestNodeGoneForGood(t *testing.T) {
 	s.same("the deleted snapshot's content", content, s.value("volumesnapshotcontent/"+content, "{.metadata.name}"))
 
 	s.forget(lost.Name + "   # burnt")
-	s.until("the lost volume to be deleted",
+	s.until("the lost volume is deleted",
 		func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
-	s.until("the lost snapshot to be deleted", func() error {
+	s.until("the lost snapshot is deleted", func() error {
 		return empty(s.try("get", "volumesnapshotcontent", content, "--ignore-not-found"))
 	})
 	s.apply(claim("restored", directories, "10Mi", "VolumeSnapshot/of-stays"), pod("restored", "", idle, "restored"),
@@ -76,7 +76,7 @@ func TestNodeGoneForGood(t *testing.T) {
 	s.same("the lost data, on its disk", "lost", s.on(lost, "cat "+disk(handle)+"/file"))
 	s.orphans(3, handle, cut)
 	s.remove(handle, cut)
-	s.until("both to be gone", func() error { return same("0 0", s.held(lost)) })
+	s.until("both are gone", func() error { return same("0 0", s.held(lost)) })
 	s.orphans(0)
 	s.same("data of the other node", "stays", s.in("stays", "cat /stays/file"))
 }
@@ -107,7 +107,7 @@ func (s *scene) plugin(args ...string) (string, int) {
 // nothing else is going on, and compares its exit code and the IDs that it tells.
 func (s *scene) orphans(code int, ids ...string) {
 	s.Helper()
-	s.until(fmt.Sprintf("kubectl causeway orphans to find %d", len(ids)), func() error {
+	s.until(fmt.Sprintf("kubectl causeway orphans finds %d", len(ids)), func() error {
 		got, exit := s.plugin("orphans", "--driver=hostpath.csi.causeway.dev", "--settle=1s", "--expect-no-groups")
 		for _, id := range ids {
 			if !strings.Contains(got, id) {

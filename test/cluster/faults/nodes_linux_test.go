@@ -37,7 +37,7 @@ func TestNodeCutOff(t *testing.T) {
 	s.same("what was written meanwhile", "elsewhere", s.in("elsewhere", "cat /elsewhere/name"))
 	s.advances(func() (string, error) { return s.shell(away, length+disk(data)+"/log") })
 	s.says("PersistentVolume/"+volume, "code = Unavailable")
-	s.until("no room on "+away.Name, func() error { return same("0 0", s.room(away)) })
+	s.until("there is no room on "+away.Name, func() error { return same("0 0", s.room(away)) })
 	s.apply(claim("anywhere", directories, "10Mi", ""), pod("anywhere", rather(away.Name), idle, "anywhere"))
 	s.runs("anywhere")
 	s.same("the node of a pod that would like to be on "+away.Name, other.Name, s.nodeOf("anywhere").Name)
@@ -45,11 +45,11 @@ func TestNodeCutOff(t *testing.T) {
 	s.on(away, "ls -d "+disk(unused))
 
 	s.must(away.Reconnect(s.Context()))
-	s.until("the deleted volume to go", func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
+	s.until("the deleted volume is gone", func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
 	if out, err := s.shell(away, "ls -d "+disk(unused)); err == nil {
 		s.Errorf("its PersistentVolume is gone, and %s is there", out)
 	}
-	s.until("room on "+away.Name, func() error {
+	s.until("there is room on "+away.Name, func() error {
 		if room := s.room(away); strings.HasPrefix(room, "0") {
 			return fmt.Errorf("%q", room)
 		}
@@ -75,7 +75,7 @@ func TestACloneIsCreatedOnTheNodeOfItsSource(t *testing.T) {
 	s.runs("source")
 	s.in("source", "cat /source/file && sync")
 	s.apply(snapshot("snapshot", "source"))
-	s.until("the snapshot to be ready",
+	s.until("the snapshot is ready",
 		func() error { return same("true", s.value("volumesnapshot/snapshot", "{.status.readyToUse}")) })
 	s.apply(claim("restored", images, "20Mi", "VolumeSnapshot/snapshot"),
 		pod("restored", rather(wrong.Name), idle, "restored"),
@@ -134,7 +134,7 @@ func TestNodeRestarted(t *testing.T) {
 
 	s.must(n.PowerOff(s.Context()))
 	s.must(n.PowerOn(s.Context(), true))
-	s.until("the writer to be restarted", func() error {
+	s.until("the writer is restarted", func() error {
 		if now := s.identity("writer"); now == was || strings.HasPrefix(now, " ") {
 			return fmt.Errorf("%q", now)
 		}
@@ -162,14 +162,14 @@ func TestNodeWithoutItsDisk(t *testing.T) {
 	s.must(n.PowerOff(s.Context()))
 	s.must(n.PowerOn(s.Context(), false))
 	const reason = "was served here: is its disk mounted?"
-	s.until("the driver to say why it is not ready", func() error {
+	s.until("the driver reports why it is not ready", func() error {
 		log, err := s.try("-n", install.Namespace, "logs", s.driverPod(n), "-c", "driver")
 		if err == nil && !strings.Contains(log, reason) {
 			err = fmt.Errorf("its log:\n%s", log)
 		}
 		return err
 	})
-	s.until("Probe to say so", func() error {
+	s.until("Probe reports that", func() error {
 		out, err := s.shell(n, "curl -sS http://"+s.kubectl("-n", install.Namespace, "get", "pod", s.driverPod(n), "-o",
 			"jsonpath={.status.podIP}")+":9808/healthz")
 		if err == nil && (!strings.Contains(out, "FailedPrecondition") || !strings.Contains(out, reason)) {
@@ -177,7 +177,7 @@ func TestNodeWithoutItsDisk(t *testing.T) {
 		}
 		return err
 	})
-	s.until("the driver's pod not to be ready", func() error {
+	s.until("the driver's pod is not ready", func() error {
 		return same("False", s.kubectl("-n", install.Namespace, "get", "pod", s.driverPod(n), "-o",
 			`jsonpath={.status.conditions[?(@.type=="Ready")].status}`))
 	})
@@ -190,11 +190,11 @@ func TestNodeWithoutItsDisk(t *testing.T) {
 
 	s.must(n.PowerOff(s.Context()))
 	s.must(n.PowerOn(s.Context(), true))
-	s.until("the deleted volume to go", func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
+	s.until("the deleted volume is gone", func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
 	if out, err := s.shell(n, "ls -d "+disk(unused)); err == nil {
 		s.Errorf("its PersistentVolume is gone, and %s is there", out)
 	}
-	s.until("the writer to be restarted", func() error {
+	s.until("the writer is restarted", func() error {
 		if now := s.identity("writer"); now == was || strings.HasPrefix(now, " ") {
 			return fmt.Errorf("%q", now)
 		}

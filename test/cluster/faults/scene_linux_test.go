@@ -10,11 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
-// patience is the limit for an expected event. It is no measure: the provisioner repeats its calls
+// patience is the limit of commands that wait. It is no measure: the provisioner repeats its calls
 // with growing pauses, a node is given up after 20 s, and the other pod leads 20 s after the death
 // of the leader.
 const patience = 3 * time.Minute
@@ -36,7 +37,7 @@ func begin(t *testing.T) *scene {
 	s.apart(install.Namespace, "app.kubernetes.io/name=causeway-controller")
 	s.apart("kube-system", "app=coredns")
 	s.kubectl("create", "namespace", s.namespace)
-	s.until("pods to be let in", func() error { _, err := s.try("get", "serviceaccount", "default"); return err })
+	s.until("pods are let in", func() error { _, err := s.try("get", "serviceaccount", "default"); return err })
 	return s
 }
 
@@ -50,7 +51,7 @@ func (s *scene) end() {
 	s.kubectl("delete", "pods,volumesnapshots,pvc", "--all", "--timeout="+patience.String())
 	s.kubectl("delete", "namespace", s.namespace, "--ignore-not-found", "--timeout="+patience.String())
 	s.well()
-	s.until("no PersistentVolume and no content of a snapshot left", func() error {
+	s.until("no PersistentVolume and no content of a snapshot is left", func() error {
 		return empty(s.try("get", "pv,volumesnapshotcontents", "-o", "name"))
 	})
 	for _, n := range nodes {
@@ -71,7 +72,7 @@ func (s *scene) repair() {
 				s.Error(err)
 			}
 		}
-		s.until(n.Name+" to be known", func() error { _, err := s.try("uncordon", n.Name); return err })
+		s.until(n.Name+" is known", func() error { _, err := s.try("uncordon", n.Name); return err })
 	}
 }
 
@@ -79,7 +80,7 @@ func (s *scene) repair() {
 func (s *scene) well() {
 	s.Helper()
 	s.ready()
-	s.until("room for both classes on both nodes", func() error {
+	s.until("there is room for both classes on both nodes", func() error {
 		sizes, err := s.try("-n", install.Namespace, "get", "csistoragecapacities", "-o",
 			"jsonpath={.items[*].capacity}")
 		if got := strings.Fields(sizes); err == nil && (len(got) != 2*len(nodes) || slices.Contains(got, "0")) {
@@ -93,14 +94,14 @@ func (s *scene) well() {
 func (s *scene) ready() {
 	s.Helper()
 	for _, n := range nodes {
-		s.until(n.Name+" to be ready", func() error {
+		s.until(n.Name+" is ready", func() error {
 			return same("True", s.value("node/"+n.Name, `{.status.conditions[?(@.type=="Ready")].status}`))
 		})
 	}
 	for _, w := range []string{"kube-system deployment/coredns", "causeway daemonset/causeway-node",
 		"causeway deployment/causeway-controller"} {
 		in, what, _ := strings.Cut(w, " ")
-		s.until(what+" to be ready", func() error {
+		s.until(what+" is ready", func() error {
 			_, err := s.try("-n", in, "rollout", "status", what, "--timeout=5s")
 			return err
 		})
@@ -111,7 +112,7 @@ func (s *scene) ready() {
 // away: Kubernetes moves no pods, and a test of a missing node would depend on the tests before.
 func (s *scene) apart(namespace, label string) {
 	s.Helper()
-	s.until(label+" to be on all nodes", func() error {
+	s.until(label+" is on all nodes", func() error {
 		out, err := s.try("-n", namespace, "get", "pods", "-l", label, "--field-selector=status.phase=Running", "-o",
 			`jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name}{"\n"}{end}`)
 		if err != nil {
@@ -139,15 +140,15 @@ func (s *scene) apart(namespace, label string) {
 // and no loop device.
 func (s *scene) nothingOn(n local.Node) {
 	s.Helper()
-	s.until("nothing on the disk of "+n.Name, func() error {
+	s.until("nothing is on the disk of "+n.Name, func() error {
 		return empty(s.shell(n, "cd "+local.StorageDir+" && find volumes snapshots groups staging trash -mindepth 1 "+
 			"-maxdepth 1"))
 	})
-	s.until("no mounts of volumes on "+n.Name, func() error {
+	s.until("there are no mounts of volumes on "+n.Name, func() error {
 		return empty(s.shell(n, `awk '$2 ~ "/kubernetes.io[~/]csi/" {print $2}' /proc/mounts`))
 	})
 	// All loop devices of this machine are seen on a node: those count that are on its own disk.
-	s.until("no loop devices on the disk of "+n.Name, func() error {
+	s.until("there are no loop devices on the disk of "+n.Name, func() error {
 		return empty(s.shell(n, "losetup -ln -O BACK-MAJ:MIN,NAME,BACK-FILE | grep \"^ *$(mountpoint -d "+local.StorageDir+") \" || true"))
 	})
 }
@@ -186,23 +187,13 @@ func containers(pod string) []string {
 	return []string{"driver", "csi-sidecars-node"}
 }
 
-// until waits until something is so.
-func (s *scene) until(what string, so func() error) {
+// until waits for an event.
+func (s *scene) until(event string, so func() error) {
 	s.Helper()
 	start := time.Now()
-	for {
-		err := so()
-		took := time.Since(start)
-		if err == nil {
-			if took > 2*time.Second { // the steps that take a test's time
-				s.Logf("%4.1f s: %s", took.Seconds(), what)
-			}
-			return
-		}
-		if took > patience {
-			s.Fatalf("not so after %v: %s: %v", patience, what, err)
-		}
-		time.Sleep(300 * time.Millisecond)
+	await.NoError(s, event, so)
+	if took := time.Since(start); took > 2*time.Second { // the steps that take a test's time
+		s.Logf("%4.1f s: %s", took.Seconds(), event)
 	}
 }
 
@@ -269,7 +260,7 @@ func (s *scene) on(n local.Node, line string) string {
 func (s *scene) runs(pods ...string) {
 	s.Helper()
 	for _, p := range pods {
-		s.until("pod "+p+" to be ready", func() error {
+		s.until("pod "+p+" is ready", func() error {
 			return same("True", s.value("pod/"+p, `{.status.conditions[?(@.type=="Ready")].status}`))
 		})
 	}
@@ -303,7 +294,7 @@ func (s *scene) handle(claim string) string {
 func (s *scene) says(object, words string) {
 	s.Helper()
 	kind, name, _ := strings.Cut(object, "/")
-	s.until("an event of "+object+" with "+words, func() error {
+	s.until("there is an event of "+object+" with "+words, func() error {
 		out, err := s.try("get", "events", "-A", "--field-selector=involvedObject.kind="+kind+",involvedObject.name="+name, "-o", `jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)
 		if err == nil && !strings.Contains(out, words) {
 			err = fmt.Errorf("there are:\n%s", out)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/shares"
@@ -31,7 +32,7 @@ func (s *scene) failOver() {
 		objects = append(objects, claim(names[i], shares.Class))
 	}
 	s.must(kube.Apply(s.anyhow(), strings.Join(objects, "---\n"), "--namespace="+namespace))
-	s.until("the leader to create volumes", func() error {
+	await.NoError(s, "the leader creates volumes", func() error {
 		if s.kubectl("get", "events", "--field-selector=reason=Provisioning,involvedObject.name="+names[0], "-o", "name") == "" {
 			return errors.New("no event")
 		}
@@ -52,7 +53,7 @@ func (s *scene) failOver() {
 		s.Errorf("volumes exist although the server is frozen: %s", bound)
 	}
 	resume()
-	s.until("another leader", func() error {
+	await.NoError(s, "there is another leader", func() error {
 		if now := s.leader(); now == leader || now == "" {
 			return fmt.Errorf("it is %q", now)
 		}
@@ -63,7 +64,7 @@ func (s *scene) failOver() {
 	volumes := s.bound(names)
 	s.Logf("%d claims are bound %.1f s after the leader's death", claims, time.Since(died).Seconds())
 	s.kubectl(append([]string{"delete", "pvc", "--timeout=" + livetest.Patience.String()}, names...)...)
-	s.until("no directories of the claims", func() error {
+	await.NoError(s, "the directories of the claims are gone", func() error {
 		for _, volume := range volumes {
 			switch _, err := os.Stat(filepath.Join(shares.Directory(s.server), volume)); {
 			case err == nil:
@@ -83,7 +84,7 @@ func (s *scene) bound(claims []string) (volumes []string) {
 	s.Helper()
 	of := map[string]string{}
 	for _, claim := range claims {
-		s.until(claim+" to be bound", func() error { return s.is("Bound", "pvc", claim, "{.status.phase}") })
+		await.NoError(s, claim+" is bound", func() error { return s.is("Bound", "pvc", claim, "{.status.phase}") })
 		volume := s.get("pvc", claim, "{.spec.volumeName}")
 		if other, ok := of[volume]; ok {
 			s.Errorf("%s and %s have the volume %s", claim, other, volume)

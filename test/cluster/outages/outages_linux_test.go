@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
@@ -73,7 +74,7 @@ var (
 )
 
 var outages = []outage{
-	{name: "nothing happens for 30 s", of: func(*scene) { time.Sleep(30 * time.Second) }},
+	{name: "nothing happens for 30 s", of: func(*scene) { lasts(30 * time.Second) }},
 	{"the server restarts", (*scene).restart, 0, soft, hard},
 	{"the server refuses connections for 30 s", (*scene).refuse, 27 * time.Second, soft, hard},
 	{"the server's machine is gone for 90 s", (*scene).gone, 81 * time.Second, soft, hard},
@@ -121,6 +122,9 @@ func (s *scene) report(outage string, w *writer, f records.Effect) {
 		f.Failing.Seconds(), f.Silence.Seconds())
 }
 
+// lasts is the time of an outage.
+func lasts(d time.Duration) { time.Sleep(d) }
+
 func (s *scene) restart() {
 	s.must(s.server.Kill())
 	s.must(s.server.Restart())
@@ -128,7 +132,7 @@ func (s *scene) restart() {
 
 func (s *scene) refuse() {
 	s.must(s.server.Kill())
-	time.Sleep(30 * time.Second)
+	lasts(30 * time.Second)
 	s.must(s.server.Restart())
 }
 
@@ -141,7 +145,7 @@ func (s *scene) gone() {
 	for _, n := range guests {
 		s.on(n, "nft -f - <<'END'\n"+drop+"\nEND")
 	}
-	time.Sleep(90 * time.Second)
+	lasts(90 * time.Second)
 	for _, n := range guests {
 		s.on(n, "nft delete table ip gone")
 	}
@@ -149,7 +153,7 @@ func (s *scene) gone() {
 
 func (s *scene) freeze() {
 	s.must(s.server.Silence())
-	time.Sleep(time.Minute)
+	lasts(time.Minute)
 	s.must(s.server.Resume())
 }
 
@@ -157,7 +161,7 @@ func (s *scene) cut() {
 	for _, n := range guests {
 		s.must(n.Cut(s.anyhow()))
 	}
-	time.Sleep(time.Minute)
+	lasts(time.Minute)
 	for _, n := range guests {
 		s.must(n.Reconnect(s.anyhow()))
 	}
@@ -200,7 +204,7 @@ func (s *scene) nodePods() map[string]string {
 // before.
 func (s *scene) nodePodsReplace(before map[string]string) {
 	s.Helper()
-	s.until("other pods of the driver", func() error {
+	await.NoError(s, "there are other pods of the driver", func() error {
 		now := s.nodePods()
 		for _, n := range guests {
 			if now[n.Name] == "" || now[n.Name] == before[n.Name] {
@@ -239,7 +243,7 @@ func (s *scene) password() {
 		s.must(shares.WriteSecret(s.anyhow(), kube, name, s.server))
 	}
 	for _, n := range guests {
-		s.until("the kubelet of "+n.Name+" to publish its volumes again", func() error {
+		await.NoError(s, "the kubelet of "+n.Name+" publishes its volumes again", func() error {
 			if got := s.publishes(n); got < counts[n.Name]+4 {
 				return fmt.Errorf("%d calls, %d before", got, counts[n.Name])
 			}
@@ -304,7 +308,7 @@ spec:
 `, name, n.Name, testimages.Busybox)
 		ready := func() {
 			s.must(kube.Apply(s.anyhow(), pod, "--namespace="+namespace))
-			s.until(name, func() error {
+			await.NoError(s, name+" is ready", func() error {
 				return s.is("True", "pod", name, `{.status.conditions[?(@.type=="Ready")].status}`)
 			})
 		}
@@ -357,18 +361,20 @@ func (s *scene) drain() {
 		resume()
 		kube.Run(s.anyhow(), "uncordon", n.Name)
 	})
-	time.Sleep(time.Minute)
+	await.NoError(s, n.Name+" is unschedulable", func() error {
+		return s.is("true", "node", n.Name, "{.spec.unschedulable}")
+	})
 	for _, w := range drained {
-		s.must(s.is("true", "node", n.Name, "{.spec.unschedulable}"))
-		if at := s.get("pod", w.name, "{.metadata.deletionTimestamp}"); at == "" {
-			s.Errorf("the drain has not deleted %s, which writes", w.name)
-		}
+		await.True(s, "the drain has deleted "+w.name+", which writes", func() bool {
+			return s.get("pod", w.name, "{.metadata.deletionTimestamp}") != ""
+		})
 	}
+	lasts(time.Minute)
 	resume()
 	resumed := time.Now()
 	s.must(<-ended)
 	s.Logf("drained %.1f s after the server answers", time.Since(resumed).Seconds())
-	s.until("no mounts of shares on "+n.Name, func() error {
+	await.NoError(s, "there are no mounts of shares on "+n.Name, func() error {
 		if out := s.on(n, "grep ' cifs ' /proc/mounts || true"); out != "" {
 			return fmt.Errorf("there are:\n%s", out)
 		}

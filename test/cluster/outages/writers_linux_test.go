@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/deploy/images/oci"
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/gobuild"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
@@ -92,13 +93,13 @@ spec:
   - {name: volume, persistentVolumeClaim: {claimName: %[4]s}}
   - {name: logs, hostPath: {path: %[5]s, type: DirectoryOrCreate}}
 `, w.name, w.node.Name, image, w.claim, logs), "--namespace="+namespace))
-	s.await(w)
+	s.isReady(w)
 }
 
-// await waits until the pod of a writer is ready.
-func (s *scene) await(w *writer) {
+// isReady waits until the pod of a writer is ready.
+func (s *scene) isReady(w *writer) {
 	s.Helper()
-	s.until(w.name+" to be ready", func() error {
+	await.NoError(s, w.name+" is ready", func() error {
 		return s.is("True", "pod", w.name, `{.status.conditions[?(@.type=="Ready")].status}`)
 	})
 	w.life = s.get("pod", w.name, "{.metadata.uid}")
@@ -150,7 +151,7 @@ func (s *scene) directory(w *writer) string {
 // writes waits until a writer has a durable record that is newer than a time.
 func (s *scene) writes(w *writer, since time.Time) (all []records.Event) {
 	s.Helper()
-	s.until(w.name+" to write", func() error {
+	await.NoError(s, w.name+" writes", func() error {
 		all = s.events(w)
 		for _, e := range slices.Backward(all) {
 			if e.Kind == records.Durable && e.At.After(since) {
@@ -201,9 +202,4 @@ func (s *scene) is(want, kind, name, path string) error {
 		err = fmt.Errorf("%q, want %q", out, want)
 	}
 	return err
-}
-
-func (s *scene) until(event string, so func() error) {
-	s.Helper()
-	livetest.Until(s, event, so)
 }

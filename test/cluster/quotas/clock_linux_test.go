@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/internal/doctortest"
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 )
 
 // TestAWrongClockIsNamed: doctor names a node whose clock is ahead or behind, and no other node. A guest
@@ -37,7 +37,7 @@ func TestAWrongClockIsNamed(t *testing.T) {
 	t.Cleanup(func() { set(0) })
 	for _, ahead := range []time.Duration{0, 5 * time.Minute, 0, -5 * time.Minute, 0} {
 		set(ahead)
-		livetest.Until(t, fmt.Sprintf("a clock that is %v ahead", ahead), func() error {
+		await.NoError(t, fmt.Sprintf("doctor reports a clock that is %v ahead", ahead), func() error {
 			switch all := clocks(); {
 			case ahead == 0 && len(all) == 0:
 				return nil

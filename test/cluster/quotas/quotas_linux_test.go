@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
@@ -53,7 +54,7 @@ func TestADirectoryHasAQuota(t *testing.T) {
 	}
 	write(t, "neighbor", "first", 48, true)
 	run(t, "patch", "pvc", "full", "--type=merge", "--patch", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
-	livetest.Until(t, "the expansion", func() error {
+	await.NoError(t, "the filesystem is larger", func() error {
 		out, err := kube.Run(t.Context(), "get", "pvc", "full", "-o", "jsonpath={.status.capacity.storage}")
 		if err == nil && out != "128Mi" {
 			err = fmt.Errorf("the capacity is %s", out)
@@ -66,7 +67,7 @@ func TestADirectoryHasAQuota(t *testing.T) {
 	write(t, "full", "third", 48, true)
 	write(t, "full", "fourth", 32, false)
 	run(t, "delete", "pod,pvc", "full", "neighbor", "--timeout="+livetest.Patience.String())
-	livetest.Until(t, "the space to be free", func() error {
+	await.NoError(t, "the space is free", func() error {
 		if now := usedBytes(t); now > used+4<<20 {
 			return fmt.Errorf("%d bytes are in use, %d before", now, used)
 		}

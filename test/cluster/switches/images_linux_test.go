@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 )
@@ -27,7 +28,7 @@ func TestReleaseForImages(t *testing.T) {
 	s.must(err)
 	s.Cleanup(func() {
 		s.kubectl("delete", "pods,pvc", "--all")
-		s.until("the deletion of volumes", func() error {
+		await.NoError(s, "the volumes are deleted", func() error {
 			return same("", s.value("pv", `{.items[?(@.spec.csi.driver=="`+driver+`")].metadata.name}`))
 		})
 		_, err := h.Run(s.anyhow(), "--namespace="+s.namespace, "uninstall", release, "--wait")
@@ -52,7 +53,7 @@ func TestReleaseForImages(t *testing.T) {
 	s.apply("apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: " + class + "}\nprovisioner: " + driver +
 		"\nparameters: {kind: directory}\n")
 	s.apply(claim("directory", class, "10Mi", ""))
-	s.until("the rejection of a directory", func() error {
+	await.NoError(s, "a directory is rejected", func() error {
 		return contains(s.kubectl("get", "events", "--field-selector=involvedObject.name=directory"),
 			`this driver makes only volumes of kind`)
 	})

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // driver is the name of the driver.
@@ -27,7 +29,7 @@ func TestPodsWaitForTheDriver(t *testing.T) {
 	s.registered(node.Name, false)
 	s.same("the field by default", "false", s.value("csidriver/"+driver, "{.spec.preventPodSchedulingIfMissing}"))
 	s.apply(pod("placed", "", "data"))
-	s.until("the kubelet to miss the driver", func() error {
+	await.NoError(s, "the kubelet misses the driver", func() error {
 		return contains(s.kubectl("get", "events", "--field-selector=involvedObject.name=placed"),
 			"driver name "+driver+" not found in the list of registered CSI drivers")
 	})
@@ -37,7 +39,7 @@ func TestPodsWaitForTheDriver(t *testing.T) {
 	s.must(upgrade(s.anyhow(), kube, "--set=hostpath.csiDriver.preventPodSchedulingIfMissing=true"))
 	s.same("the field", "true", s.value("csidriver/"+driver, "{.spec.preventPodSchedulingIfMissing}"))
 	s.apply(pod("waits", "", "data"), pod("other", only(node)))
-	s.until("the scheduler to refuse the node", func() error {
+	await.NoError(s, "the scheduler refuses the node", func() error {
 		return contains(s.value("pod/waits", `{.status.conditions[?(@.type=="PodScheduled")].message}`),
 			driver+" CSI driver is not installed on the node")
 	})
@@ -57,7 +59,7 @@ func (s *scene) registered(node string, want bool) {
 		label = driverLabel + "=yes"
 	}
 	s.kubectl("label", "--overwrite", "node", node, label)
-	s.until(fmt.Sprintf("registration of the driver on %s: %v", node, want), func() error {
+	await.NoError(s, fmt.Sprintf("the driver is registered on %s: %v", node, want), func() error {
 		got := strings.Contains(s.value("csinode/"+node, "{.spec.drivers[*].name}"), driver)
 		return same(fmt.Sprint(want), fmt.Sprint(got))
 	})

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
@@ -36,7 +37,7 @@ func begin(t *testing.T) *scene {
 		s.kubectl("delete", "namespace", s.namespace, "--ignore-not-found", "--timeout="+livetest.Patience.String())
 	})
 	s.kubectl("create", "namespace", s.namespace)
-	s.until("the service account", func() error { _, err := s.try("get", "serviceaccount", "default"); return err })
+	await.NoError(s, "there is a service account", func() error { _, err := s.try("get", "serviceaccount", "default"); return err })
 	return s
 }
 
@@ -48,11 +49,6 @@ func (s *scene) why() {
 		out, err := s.try(args...)
 		s.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
-}
-
-func (s *scene) until(event string, so func() error) {
-	s.Helper()
-	livetest.Until(s.T, event, so)
 }
 
 // anyhow is a context for steps that must run even after the end of the test.
@@ -111,7 +107,7 @@ func (s *scene) on(n local.Node, line string) string {
 func (s *scene) runs(pods ...string) {
 	s.Helper()
 	for _, p := range pods {
-		s.until("pod "+p+" to be ready", func() error {
+		await.NoError(s, "pod "+p+" is ready", func() error {
 			return same("True", s.value("pod/"+p, `{.status.conditions[?(@.type=="Ready")].status}`))
 		})
 	}

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/components"
 	"github.com/causeway-csi/causeway/test/cluster/local"
@@ -26,7 +27,7 @@ func TestPlacementByCapacity(t *testing.T) {
 	s.on(full, "fallocate -l 5G "+filler)
 	s.Cleanup(func() { s.on(full, "rm -f "+filler) })
 	for _, class := range []string{directories, images} {
-		s.until("the smaller capacity of "+full.Name, func() error {
+		await.NoError(s, "the capacity of "+full.Name+" is smaller", func() error {
 			if a, b := s.capacity(class, full), s.capacity(class, free); b-a < 4<<30 {
 				return fmt.Errorf("%s has %d bytes, and %s %d", full.Name, a, free.Name, b)
 			}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
@@ -22,7 +23,7 @@ func TestTrim(t *testing.T) {
 		t.Fatalf("the image takes %d MiB, want 200 or more", n)
 	}
 	s.in("writer", "rm /data/deleted && sync")
-	s.until("the image to take less", func() error {
+	await.NoError(s, "the image takes less", func() error {
 		if n := size(); n >= 200 {
 			return fmt.Errorf("it takes %d MiB", n)
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/components"
 )
@@ -76,7 +77,7 @@ func (s *scene) runtime() {
 		// The kernel permits a /proc in a user namespace only beside one without mounts on its files.
 		// The /proc of a local node has such mounts.
 		s.on(n, "mountpoint -q /run/whole-proc || { mkdir -p /run/whole-proc && mount -t proc proc /run/whole-proc; }")
-		s.until(n.Name+" to have the runtime", func() error {
+		await.NoError(s, n.Name+" has the runtime", func() error {
 			return contains(s.value("node/"+n.Name, `{.status.runtimeHandlers[?(@.name=="`+handler+`")].features}`),
 				`"userNamespaces":true`)
 		})

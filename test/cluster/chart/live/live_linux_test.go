@@ -12,13 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
 
-// patience is the longest wait for any state. It is not the usual duration.
+// patience is the longest wait of a command for any state. It is not the usual duration.
 const patience = 3 * time.Minute
 
 // story is the state that all steps share.
@@ -125,7 +126,7 @@ func withoutHelm(s *story) {
 	if len(policies) == 0 {
 		s.Error("there are no policies")
 	}
-	s.until("the policies' expressions to have been looked at", func() error {
+	await.NoError(s, "the policies' expressions are checked", func() error {
 		out, err := kube.Run(s.Context(), "get", "validatingadmissionpolicies", "-o",
 			"jsonpath={range .items[*]}{.status.typeChecking}{\"\\n\"}{end}")
 		if err == nil && out != strings.Repeat("{}\n", len(policies)) {
@@ -182,7 +183,7 @@ func tested(s *story) {
 // nothingOfTests waits until nothing is left of helm test.
 func (s *story) nothingOfTests() {
 	s.Helper()
-	s.until("nothing left of helm test", func() error {
+	await.NoError(s, "nothing is left of helm test", func() error {
 		return empty(kube.Run(s.Context(), "-n", install.Namespace, "get", "pods,pvc", "-o", "name",
 			"--selector=app.kubernetes.io/instance=causeway"))
 	})
@@ -197,7 +198,7 @@ func begun(s *story) {
 		"jsonpath={.items[*].spec.nodeName}")); len(at) != 2 || at[0] == at[1] {
 		s.Fatalf("the pods are at %q", at)
 	}
-	s.until("the first lines to be written", func() error {
+	await.NoError(s, "the first lines are written", func() error {
 		for _, pod := range []string{"writer-0", "writer-1"} {
 			if _, err := kube.Run(s.Context(), "-n", "writers", "exec", pod, "--", "test", "-s",
 				"/inline/log"); err != nil {
@@ -334,11 +335,11 @@ func uninstalled(s *story) {
 	s.undisturbed()
 	s.written = s.lengths("/directory", "/image")
 	s.kubectl("-n", "writers", "delete", "statefulset/writer", "--timeout="+patience.String())
-	s.until("no pod that writes", func() error {
+	await.NoError(s, "no pod writes", func() error {
 		return empty(kube.Run(s.Context(), "-n", "writers", "get", "pods",
 			"-o", "name"))
 	})
-	s.until("no mounts of volumes", func() error {
+	await.NoError(s, "there are no mounts of volumes", func() error {
 		return empty(s.everywhere(`awk '$2 ~ "/kubernetes.io[~/]csi/" {print $2}' /proc/mounts`))
 	})
 	volumes, err := s.everywhere("ls " + local.StorageDir + "/volumes")
@@ -352,7 +353,7 @@ func uninstalled(s *story) {
 	s.uninstall()
 	s.nothingWith("app.kubernetes.io/instance=causeway")
 	s.nothingWith("app.kubernetes.io/part-of=causeway")
-	s.until("an empty namespace", func() error {
+	await.NoError(s, "the namespace is empty", func() error {
 		kinds := strings.Fields(s.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name"))
 		kinds = slices.DeleteFunc(kinds,
 			func(k string) bool { return strings.HasPrefix(k, "events") || strings.HasPrefix(k, "leases.") })
@@ -368,7 +369,7 @@ func uninstalled(s *story) {
 		}
 		return err
 	})
-	s.until("no driver at the kubelets", func() error {
+	await.NoError(s, "no driver is at the kubelets", func() error {
 		out, err := kube.Run(s.Context(), "get", "csinodes", "-o", "jsonpath={.items[*].spec.drivers[*].name}")
 		return empty(out, err)
 	})
@@ -402,19 +403,19 @@ func installedAgain(s *story) {
 // objects that docs/how-to/install.md names, and the commands of that page delete those, too.
 func ended(s *story) {
 	s.kubectl("delete", "namespace", "writers", "--timeout="+patience.String())
-	s.until("no PersistentVolume left", func() error { return empty(kube.Run(s.Context(), "get", "pv", "-o", "name")) })
-	s.until("no volumes on the nodes", func() error {
+	await.NoError(s, "no PersistentVolume is left", func() error { return empty(kube.Run(s.Context(), "get", "pv", "-o", "name")) })
+	await.NoError(s, "no volumes are on the nodes", func() error {
 		return empty(s.everywhere("cd " + local.StorageDir + " && find volumes snapshots groups staging trash " +
 			"-mindepth 1 -maxdepth 1"))
 	})
 	s.uninstall()
-	s.until("nothing left but the documented objects", func() error {
+	await.NoError(s, "nothing is left but the documented objects", func() error {
 		left, err := s.added()
 		return empty(strings.Join(slices.DeleteFunc(left, documented.MatchString), "\n"), err)
 	})
 	s.kubectl("delete", "namespace", install.Namespace, "--timeout="+patience.String())
 	s.kubectl("delete", "-k", filepath.Join(chart.Directory(), "crds"), "--timeout="+patience.String())
-	s.until("the cluster's objects to be those of before", func() error {
+	await.NoError(s, "the cluster's objects are those of before", func() error {
 		left, err := s.added()
 		return empty(strings.Join(left, "\n"), err)
 	})
@@ -525,20 +526,6 @@ func empty(out string, err error) error {
 	return err
 }
 
-// until waits until something is so.
-func (s *story) until(what string, so func() error) {
-	s.Helper()
-	for start := time.Now(); ; time.Sleep(300 * time.Millisecond) {
-		err := so()
-		if err == nil {
-			return
-		}
-		if time.Since(start) > patience {
-			s.Fatalf("not so after %v: %s: %v", patience, what, err)
-		}
-	}
-}
-
 // list runs kubectl get for all kinds of objects, in all namespaces.
 func (s *story) list(args ...string) (string, error) {
 	kinds, err := kube.Run(s.Context(), "api-resources", "--verbs=list", "-o", "name")
@@ -577,14 +564,14 @@ func (s *story) added() ([]string, error) {
 // nothingWith waits until there is nothing with a label.
 func (s *story) nothingWith(label string) {
 	s.Helper()
-	s.until("no object with "+label, func() error { return empty(s.with(label)) })
+	await.NoError(s, "no object has "+label, func() error { return empty(s.with(label)) })
 }
 
 // runs waits until all of the driver's pods run the images of a tag. Those of before end a while
 // after Helm is content.
 func (s *story) runs(tag string) {
 	s.Helper()
-	s.until("two controllers and two nodes with "+tag, func() error {
+	await.NoError(s, "two controllers and two nodes have "+tag, func() error {
 		out, err := kube.Run(s.Context(), "-n", install.Namespace, "get", "pods", "-o",
 			"jsonpath={.items[*].spec.containers[*].image}")
 		if images := strings.Fields(out); err == nil &&
@@ -599,7 +586,7 @@ func (s *story) runs(tag string) {
 // ready waits until the scheduler knows the capacity for both classes on both nodes.
 func (s *story) ready() {
 	s.Helper()
-	s.until("room for both classes on both nodes", func() error {
+	await.NoError(s, "there is room for both classes on both nodes", func() error {
 		sizes, err := kube.Run(s.Context(), "-n", install.Namespace, "get", "csistoragecapacities", "-o",
 			"jsonpath={.items[*].capacity}")
 		if got := strings.Fields(sizes); err == nil && (len(got) != 2*len(nodes) || slices.Contains(got, "0")) {
@@ -629,13 +616,13 @@ func (s *story) served() {
 	}
 	all := strings.Join(objects, "---\n")
 	s.kubectl("create", "namespace", "tries")
-	s.until("pods to be let in", func() error {
+	await.NoError(s, "pods are let in", func() error {
 		_, err := kube.Run(s.Context(), "-n", "tries", "get", "serviceaccount", "default")
 		return err
 	})
 	s.apply(all)
 	for _, n := range nodes {
-		s.until("a pod with two claims to have written on "+n.Name, func() error {
+		await.NoError(s, "a pod with two claims has written on "+n.Name, func() error {
 			out, err := kube.Run(s.Context(), "-n", "tries", "get", "pod", "try-"+n.Name, "-o",
 				"jsonpath={.status.phase}")
 			if err == nil && out != "Succeeded" {
@@ -646,7 +633,7 @@ func (s *story) served() {
 	}
 	s.kubectl("-n", "tries", "delete", "pods,pvc", "--all", "--timeout="+patience.String())
 	s.kubectl("delete", "namespace", "tries", "--timeout="+patience.String())
-	s.until("their PersistentVolumes to be gone", func() error {
+	await.NoError(s, "their PersistentVolumes are gone", func() error {
 		return empty(kube.Run(s.Context(), "get", "pv", "-o",
 			`jsonpath={.items[?(@.spec.claimRef.namespace=="tries")].metadata.name}`))
 	})
@@ -743,7 +730,7 @@ func (s *story) goOn() {
 	s.Helper()
 	dirs := []string{"/directory", "/image", "/inline"}
 	before := s.lengths(dirs...)
-	s.until("logs to go on", func() error {
+	await.NoError(s, "logs go on", func() error {
 		now := s.lengths(dirs...)
 		for i := range now {
 			if now[i] < before[i]+3 {

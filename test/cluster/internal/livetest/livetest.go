@@ -141,19 +141,5 @@ func (t Tests) enter(dir string) error {
 	return nil
 }
 
-// Patience limits the wait for an event. It is long because guests are slow.
+// Patience limits the wait of a command for an event. It is long because guests are slow.
 const Patience = 6 * time.Minute
-
-// Until waits for an event: until so returns nil. After Patience the test fails.
-func Until(t testing.TB, event string, so func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(Patience); ; time.Sleep(500 * time.Millisecond) {
-		err := so()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s: %v", Patience, event, err)
-		}
-	}
-}

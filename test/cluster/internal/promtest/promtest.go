@@ -17,7 +17,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/causeway-csi/causeway/test/cluster/internal/livetest"
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/monitoring"
 	"github.com/causeway-csi/causeway/test/cluster/process"
@@ -51,7 +51,7 @@ func Start(t *testing.T, k kubectl.Kubectl, ip, config string, files map[string]
 		"--config.file="+filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path="+filepath.Join(dir, "data"),
 		"--web.listen-address="+address, "--log.level=warn"), dir)
 	s := Server{"http://" + address}
-	livetest.Until(t, "an answer of Prometheus", func() error { _, err := s.Query("vector(1)"); return err })
+	await.NoError(t, "Prometheus answers", func() error { _, err := s.Query("vector(1)"); return err })
 	return s
 }
 
