@@ -1,5 +1,3 @@
-//go:build unix
-
 package flock
 
 import (
@@ -11,7 +9,7 @@ import (
 
 // Wait opens the file or directory at path, makes a missing file, locks it, and returns a function
 // that unlocks it. While another os.File holds the lock, Wait waits, and calls waiting once.
-// Errors: that of the context.
+// Errors: that of the context; errors.ErrUnsupported, see Try.
 func Wait(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	f, err := open(path)
 	if err != nil {
