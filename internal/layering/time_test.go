@@ -36,7 +36,7 @@ var realTime = map[string]string{
 	"sidecars/internal/kube/simulation_test.go":                "all of the file runs in bubbles",
 	"pkg/backend/internal/copier/memory_linux_test.go:highest": "the pause between two samples of the memory",
 	"test/bench-router/main_linux_test.go:TestEachPartRuns":    "a parameter of a benchmark, whose result is not compared",
-	"test/cluster/outages/outages_linux_test.go:lasts":         "the time of an outage, in which the test waits for nothing",
+	"test/cluster/outages/outages_linux_test.go:lasts":         "the time of an outage: there is no event",
 	"test/cluster/switches/growth_linux_test.go:realRound":     "pvc-autoresizer does not report its rounds",
 	"test/crash/crash_linux_test.go:TestDeathAtRandom":         "the moments at which the driver is killed are random",
 	"test/nodes/world_linux_test.go:pauseIn":                   "the moments at which processes are stopped and killed",

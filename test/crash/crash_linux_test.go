@@ -70,7 +70,8 @@ func TestMain(m *testing.M) {
 func program(command string) func(*testing.T) string {
 	build := sync.OnceValues(func() (string, error) {
 		bin := filepath.Join(programDir, filepath.Base(command))
-		p := gobuild.Program{Package: "github.com/causeway-csi/causeway/" + command, Flags: []string{"-tags=crashpoints"}}
+		p := gobuild.Program{Package: "github.com/causeway-csi/causeway/" + command,
+			Flags: []string{"-tags=crashpoints"}}
 		return bin, p.Copy(context.Background(), bin)
 	})
 	return func(t *testing.T) string {
@@ -350,8 +351,8 @@ func (l *life) write(context.Context) error {
 	return l.check(l.target)
 }
 
-// noFork keeps the other tests from starting a process until its result is called. A new process holds
-// all open files of this process for a moment, and their volume could not be unmounted.
+// noFork keeps the other tests from starting a process until its result is called. A new process
+// holds all open files of this process for a moment, and their volume could not be unmounted.
 func noFork() (end func()) {
 	syscall.ForkLock.RLock()
 	return syscall.ForkLock.RUnlock

@@ -45,7 +45,8 @@ func TestNodeCutOff(t *testing.T) {
 	s.on(away, "ls -d "+disk(unused))
 
 	s.must(away.Reconnect(s.Context()))
-	s.until("the deleted volume is gone", func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
+	s.until("the deleted volume is gone",
+		func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
 	if out, err := s.shell(away, "ls -d "+disk(unused)); err == nil {
 		s.Errorf("its PersistentVolume is gone, and %s is there", out)
 	}
@@ -190,7 +191,8 @@ func TestNodeWithoutItsDisk(t *testing.T) {
 
 	s.must(n.PowerOff(s.Context()))
 	s.must(n.PowerOn(s.Context(), true))
-	s.until("the deleted volume is gone", func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
+	s.until("the deleted volume is gone",
+		func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
 	if out, err := s.shell(n, "ls -d "+disk(unused)); err == nil {
 		s.Errorf("its PersistentVolume is gone, and %s is there", out)
 	}

@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// child locks a file and answers SIGUSR1 until it is killed: a process that gets this lock knows that
-// the child has ended, independent of its PID.
+// child locks a file and answers SIGUSR1 until it is killed: a process that gets this lock knows
+// that the child has ended, independent of its PID.
 func child(path string) {
 	f, err := os.Create(path)
 	if err != nil {

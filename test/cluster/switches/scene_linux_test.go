@@ -37,7 +37,10 @@ func begin(t *testing.T) *scene {
 		s.kubectl("delete", "namespace", s.namespace, "--ignore-not-found", "--timeout="+livetest.Patience.String())
 	})
 	s.kubectl("create", "namespace", s.namespace)
-	await.NoError(s, "there is a service account", func() error { _, err := s.try("get", "serviceaccount", "default"); return err })
+	await.NoError(s, "there is a service account", func() error {
+		_, err := s.try("get", "serviceaccount", "default")
+		return err
+	})
 	return s
 }
 

@@ -403,7 +403,9 @@ func installedAgain(s *story) {
 // objects that docs/how-to/install.md names, and the commands of that page delete those, too.
 func ended(s *story) {
 	s.kubectl("delete", "namespace", "writers", "--timeout="+patience.String())
-	await.NoError(s, "no PersistentVolume is left", func() error { return empty(kube.Run(s.Context(), "get", "pv", "-o", "name")) })
+	await.NoError(s, "no PersistentVolume is left", func() error {
+		return empty(kube.Run(s.Context(), "get", "pv", "-o", "name"))
+	})
 	await.NoError(s, "no volumes are on the nodes", func() error {
 		return empty(s.everywhere("cd " + local.StorageDir + " && find volumes snapshots groups staging trash " +
 			"-mindepth 1 -maxdepth 1"))

@@ -150,7 +150,7 @@ func TestFaults(t *testing.T) {
 	defer func() { t.Log(s.summary) }()
 	t.Run("none", func(t *testing.T) {
 		s := s.in(t)
-		for range 30 { // a minute
+		for range 30 { // a scrape every 2 s
 			s.scraped()
 			if names, err := s.firing(0); err != nil || len(names) > 0 {
 				t.Fatalf("on a healthy cluster %v fires, %v", slices.Collect(maps.Keys(names)), err)
