@@ -90,7 +90,8 @@ func TestAnInstalledGoNeedsNothingElse(t *testing.T) {
 	}
 }
 
-// TestDocsUsesPinnedLibraries runs hack/docs with other pins: each library has the content "pinned".
+// TestDocsUsesPinnedLibraries runs hack/docs with other pins: each library has the content
+// "pinned".
 func TestDocsUsesPinnedLibraries(t *testing.T) {
 	const good, bad = "pinned", "changed"
 	script, err := os.ReadFile("docs")

@@ -152,8 +152,8 @@ func TestPackagesFailsWhereProgramsAreMissing(t *testing.T) {
 	}
 }
 
-// TestTargetsInstallPackagesFirst: a target that needs other programs installs them before its first
-// command.
+// TestTargetsInstallPackagesFirst: a target that needs other programs installs them before its
+// first command.
 func TestTargetsInstallPackagesFirst(t *testing.T) {
 	// goOnly are the targets that need Go only: hack/go fetches it, with the group go.
 	goOnly := []string{"help", "test-plugin", "windows-check", "build", "images", "release-verify", "bench-sidecars",

@@ -12,8 +12,8 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/wire"
 )
 
-// TestResults: the objectives of docs/questionnaire.md count INTERNAL, UNAVAILABLE and DATA_LOSS, so
-// neither a client that ends nor a container that ends is one of them.
+// TestResults: the objectives of docs/questionnaire.md count INTERNAL, UNAVAILABLE and DATA_LOSS,
+// so neither a client that ends nor a container that ends is one of them.
 func TestResults(t *testing.T) {
 	for want, errs := range map[string][]error{
 		"ok":                  {nil},

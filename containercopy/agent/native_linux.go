@@ -16,8 +16,8 @@ type Native struct {
 	Program container.Program
 }
 
-// Start implements Starter. The runtime is asked again after Open: the process of found, which was that of
-// the container before, is the same, and not a later one with the same number.
+// Start implements Starter. The runtime is asked again after Open: the process of found, which was
+// that of the container before, is the same, and not a later one with the same number.
 func (n Native) Start(ctx context.Context, id string, found cri.Container,
 	find func(context.Context) (cri.Container, error), s worker.Spec) (Worker, error) {
 	c, failed := n.Node.Open(found.PID, id)

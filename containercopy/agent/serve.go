@@ -23,8 +23,8 @@ func (a *Agent) Handler() http.Handler {
 	return stream.Handler(a.tickets, func(_ *http.Request, t *transfer, client *stream.Socket) { a.serve(t, client) })
 }
 
-// Wait returns when all streams have ended, or with the error of ctx. Their clients have their results
-// then.
+// Wait returns when all streams have ended, or with the error of ctx. Their clients have their
+// results then.
 func (a *Agent) Wait(ctx context.Context) error { return a.active.Wait(ctx) }
 
 // serve makes a copy over the connection of its caller.
@@ -80,7 +80,8 @@ func (a *Agent) start(ctx context.Context, t *transfer) (Worker, error) {
 	return a.config.Starter.Start(limited, t.container, t.found, find, t.spec)
 }
 
-// precompute starts the worker of a copy, which reads its source, and returns the sum of the stream.
+// precompute starts the worker of a copy, which reads its source, and returns the sum of the
+// stream.
 func (a *Agent) precompute(ctx context.Context, t *transfer) (archive.Sum, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.config.Total)
 	defer cancel()
@@ -108,8 +109,8 @@ func (a *Agent) precompute(ctx context.Context, t *transfer) (archive.Sum, error
 	return m.Sum()
 }
 
-// finish ends a copy: it stops the worker, frees the slot, and reports the result. Only the first call
-// has an effect.
+// finish ends a copy: it stops the worker, frees the slot, and reports the result. Only the first
+// call has an effect.
 func (a *Agent) finish(t *transfer, w Worker, r stream.Result) {
 	t.mu.Lock()
 	first := !t.ended

@@ -46,9 +46,9 @@ type Config struct {
 
 // Starter starts workers.
 type Starter interface {
-	// Start starts a worker in the container with this ID. found is the container at the call of the copy,
-	// and find asks the runtime for it again. Errors: those of find, of container.Node.Open and of
-	// container.Container.Start.
+	// Start starts a worker in the container with this ID. found is the container at the call of
+	// the copy, and find asks the runtime for it again. Errors: those of find, of
+	// container.Node.Open and of container.Container.Start.
 	Start(ctx context.Context, id string, found cri.Container, find func(context.Context) (cri.Container, error),
 		s worker.Spec) (Worker, error)
 }
@@ -177,8 +177,8 @@ func (a *Agent) CopyToContainer(ctx context.Context, req *v1alpha1.CopyToContain
 	return &v1alpha1.CopyToContainerResponse{Url: url, CopyId: t.id, Expires: expires}, nil
 }
 
-// CopyFromContainer takes a slot, and returns the URL of the stream. With precompute, a worker reads
-// the source first.
+// CopyFromContainer takes a slot, and returns the URL of the stream. With precompute, a worker
+// reads the source first.
 func (a *Agent) CopyFromContainer(ctx context.Context, req *v1alpha1.CopyFromContainerRequest) (
 	*v1alpha1.CopyFromContainerResponse, error) {
 	spec := worker.Spec{From: true, Path: req.GetPath(), SHA256: req.GetSha256(), Precompute: req.GetPrecompute()}

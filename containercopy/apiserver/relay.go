@@ -16,8 +16,8 @@ import (
 	copystream "github.com/causeway-csi/causeway/containercopy/stream"
 )
 
-// handshake are the headers of a WebSocket handshake (RFC 6455, 4.1). All others, such as those with the
-// identity of the user, are for this server only.
+// handshake are the headers of a WebSocket handshake (RFC 6455, 4.1). All others, such as those
+// with the identity of the user, are for this server only.
 var handshake = []string{"Connection", "Upgrade", "Sec-Websocket-Key", "Sec-Websocket-Version",
 	"Sec-Websocket-Protocol"}
 
@@ -30,8 +30,8 @@ type relay struct {
 	sent     *bufio.Reader // by the client
 }
 
-// checkURL returns an error unless a URL is that of a stream of an agent at this address: an agent must
-// not direct this server elsewhere.
+// checkURL returns an error unless a URL is that of a stream of an agent at this address: an agent
+// must not direct this server elsewhere.
 func checkURL(text, address string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil {

@@ -23,8 +23,8 @@ type copyRequest struct {
 	call func(ctx context.Context, agent v1alpha1.ContainerCopyClient, at target) (url, id string, err error)
 }
 
-// prepare calls an agent. Errors: those of the API. A copy whose call takes too long ends a minute later,
-// with its URL.
+// prepare calls an agent. Errors: those of the API. A copy whose call takes too long ends a minute
+// later, with its URL.
 func (r copyRequest) prepare(ctx context.Context, a *agent, at target) (url, id string, err error) {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()

@@ -147,7 +147,8 @@ func open(t *testing.T, dir string) *peertls.Identity {
 	return id
 }
 
-// connects is an admission plugin that records the CONNECT requests, and refuses those of a container.
+// connects is an admission plugin that records the CONNECT requests, and refuses those of a
+// container.
 type connects struct {
 	mu   sync.Mutex
 	seen []admission.Attributes
@@ -202,8 +203,8 @@ type scene struct {
 	events *events
 }
 
-// newScene serves the API through the filters of an API server. The user is in the header User; those
-// whose name begins with "exec" may exec.
+// newScene serves the API through the filters of an API server. The user is in the header User;
+// those whose name begins with "exec" may exec.
 func newScene(t *testing.T) *scene {
 	t.Helper()
 	dir := t.TempDir()
@@ -314,8 +315,8 @@ func (s *scene) dial(t *testing.T, user, path string, v url.Values) (stream *wir
 
 func fromPath(namespace, pod string) string { return options.URLPath(options.From, namespace, pod) }
 
-// TestACopyFromAContainer: the stream passes, also after the limit of other requests; agent, admission
-// and audit see the copy, and the agent does not see the headers of the user.
+// TestACopyFromAContainer: the stream passes, also after the limit of other requests; agent,
+// admission and audit see the copy, and the agent does not see the headers of the user.
 func TestACopyFromAContainer(t *testing.T) {
 	s := newScene(t)
 	o := options.PodCopyFromOptions{Path: "/a b", SHA256: true}
@@ -354,8 +355,8 @@ func TestACopyFromAContainer(t *testing.T) {
 	s.wantEvent(t, "copy-1")
 }
 
-// TestStaticPods: the kubelet labels their containers with the UID of the static pod, which the mirror at
-// kube-apiserver has in an annotation.
+// TestStaticPods: the kubelet labels their containers with the UID of the static pod, which the
+// mirror at kube-apiserver has in an annotation.
 func TestStaticPods(t *testing.T) {
 	s := newScene(t)
 	mirror := pod("ns", "static", "node-1", nil)

@@ -1,5 +1,5 @@
-// Package apiserver is the aggregated API server of copies. It checks a request, has the agent of the
-// node prepare the copy, and joins the client to the stream of the agent.
+// Package apiserver is the aggregated API server of copies. It checks a request, has the agent of
+// the node prepare the copy, and joins the client to the stream of the agent.
 //
 // kube-apiserver has authenticated the user, and has authorized podcopiesfrom/proxy or
 // podcopiesto/proxy. In addition this server asks for the right to exec in the pod, and runs the
@@ -36,8 +36,8 @@ type Copies struct {
 	active copystream.Active
 }
 
-// Wait returns when no copy is left, or with the error of ctx. A server that stops accepts no copies, and
-// those that have begun can end.
+// Wait returns when no copy is left, or with the error of ctx. A server that stops accepts no
+// copies, and those that have begun can end.
 func (c *Copies) Wait(ctx context.Context) error { return c.active.Wait(ctx) }
 
 // Storage returns the resources of the API by name.

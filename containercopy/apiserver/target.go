@@ -27,7 +27,8 @@ type target struct {
 // (https://kubernetes.io/docs/reference/labels-annotations-taints/).
 const defaultContainer = "kubectl.kubernetes.io/default-container"
 
-// locate returns a running container of a pod, by its name or the default. Errors: those of the API.
+// locate returns a running container of a pod, by its name or the default. Errors: those of the
+// API.
 func (c *Copies) locate(ctx context.Context, namespace, name, container string) (target, error) {
 	pod, err := c.Core.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) { // its text has no namespace
@@ -85,11 +86,11 @@ func isWindows(pod *core.Pod) bool {
 		pod.Spec.NodeSelector[core.LabelOSStable] == string(core.Windows)
 }
 
-// uid returns the UID of a pod at its kubelet, which the labels of its containers have. The mirror of a
-// static pod has it in an annotation
+// uid returns the UID of a pod at its kubelet, which the labels of its containers have. The mirror
+// of a static pod has it in an annotation
 // (https://kubernetes.io/docs/reference/labels-annotations-taints/#kubernetes-io-config-mirror). An
-// annotation of a user gives access to no other pod, and takes none of its slots: the agent also compares
-// namespace and name.
+// annotation of a user gives access to no other pod, and takes none of its slots: the agent also
+// compares namespace and name.
 func uid(pod *core.Pod) string {
 	if uid := pod.Annotations[core.MirrorPodAnnotationKey]; uid != "" {
 		return uid
@@ -108,8 +109,8 @@ func containers(pod *core.Pod) (names []string) {
 	return names
 }
 
-// denied returns an error if the label that denies copies is on a pod or its namespace, with any value
-// but false.
+// denied returns an error if the label that denies copies is on a pod or its namespace, with any
+// value but false.
 func (c *Copies) denied(ctx context.Context, pod *core.Pod) error {
 	if c.Deny == "" {
 		return nil

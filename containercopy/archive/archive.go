@@ -1,9 +1,9 @@
 // Package archive packs a file or a directory tree into a tar stream, and unpacks such a stream. It
-// is for copies to and from containers (KEP-4582), where neither side trusts the other: Pack follows
-// no link, and Unpack rejects every entry that could lead out of its directory.
+// is for copies to and from containers (KEP-4582), where neither side trusts the other: Pack
+// follows no link, and Unpack rejects every entry that could lead out of its directory.
 //
-// A stream is canonical: siblings are sorted by their bytes, times are in seconds, and names have no
-// "..", no leading slash and no empty element. The first entry is the source itself.
+// A stream is canonical: siblings are sorted by their bytes, times are in seconds, and names have
+// no "..", no leading slash and no empty element. The first entry is the source itself.
 package archive
 
 import (
@@ -44,7 +44,8 @@ type Limits struct {
 	Pending int // bytes of the paths of links and directories, which Unpack holds until its end
 }
 
-// DefaultLimits returns the limits of the KEP's open questions: on inodes, on recursion and on memory.
+// DefaultLimits returns the limits of the KEP's open questions: on inodes, on recursion and on
+// memory.
 func DefaultLimits() Limits {
 	return Limits{Entries: 100_000, Depth: 64, Path: 4096, Pending: 8 << 20}
 }
@@ -79,7 +80,8 @@ type Entry interface {
 	Link() (string, error)
 	// Open opens a regular file. Errors: ErrChanged if the entry is another file now.
 	Open() (io.ReadCloser, error)
-	// Names returns up to limit names of a directory, in any order, and a name more if there is one.
+	// Names returns up to limit names of a directory, in any order, and a name more if there is
+	// one.
 	Names(limit int) ([]string, error)
 	// Child opens an entry of a directory. Errors: fs.ErrNotExist, ErrKernelFilesystem.
 	Child(name string) (Entry, error)

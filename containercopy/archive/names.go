@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// canonical returns the path of an entry of a stream: relative, with slashes, without a leading "./"
-// and a trailing slash. "" is the directory into which the stream is unpacked. Errors: ErrRefused.
+// canonical returns the path of an entry of a stream: relative, with slashes, without a leading
+// "./" and a trailing slash. "" is the directory into which the stream is unpacked. Errors:
+// ErrRefused.
 func canonical(name string) (string, error) {
 	path := name
 	for strings.HasPrefix(path, "./") {
@@ -24,7 +25,8 @@ func canonical(name string) (string, error) {
 	return path, nil
 }
 
-// checkElement returns ErrRefused for an element of a path that is no name of a file on this system.
+// checkElement returns ErrRefused for an element of a path that is no name of a file on this
+// system.
 func checkElement(element string) error {
 	switch {
 	case element == "" || element == "." || element == "..":
@@ -58,7 +60,8 @@ func checkWindows(element string) error {
 	return nil
 }
 
-// isPort reports whether a name is COM or LPT with a digit, or with one of three superscript digits.
+// isPort reports whether a name is COM or LPT with a digit, or with one of three superscript
+// digits.
 func isPort(base string) bool {
 	number, isCOM := strings.CutPrefix(base, "COM")
 	if !isCOM {
@@ -74,9 +77,9 @@ func isPort(base string) bool {
 	return false
 }
 
-// leadsOut reports whether the text of a link at a path may lead out of the copy, which is the first
-// element of the path, on any system: the text is absolute, has a volume or a backslash, or too many
-// "..". A ".." behind a name is one too many: the name can be that of another link.
+// leadsOut reports whether the text of a link at a path may lead out of the copy, which is the
+// first element of the path, on any system: the text is absolute, has a volume or a backslash, or
+// too many "..". A ".." behind a name is one too many: the name can be that of another link.
 func leadsOut(path, text string) bool {
 	if text == "" || strings.HasPrefix(text, "/") || strings.ContainsAny(text, "\\:\x00") {
 		return true

@@ -34,8 +34,8 @@ type packer struct {
 // pipes, sockets and filesystems of the kernel are skipped.
 //
 // The stream is complete or Pack returns an error: also for a file that cannot be read, or that
-// becomes shorter (ErrChanged). Headers are small writes: w should have a buffer. An entry that is gone
-// before it is opened is skipped.
+// becomes shorter (ErrChanged). Headers are small writes: w should have a buffer. An entry that is
+// gone before it is opened is skipped.
 func Pack(ctx context.Context, w io.Writer, name string, e Entry, o PackOptions) (Counts, error) {
 	if o.Limits.Bytes > 0 {
 		w = &limitedWriter{w, o.Limits.Bytes, o.Limits.Bytes}

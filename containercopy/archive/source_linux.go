@@ -129,8 +129,8 @@ func (e *pathEntry) Open() (io.ReadCloser, error) {
 	return descriptor(fd), nil
 }
 
-// descriptor is an open file. An os.File would try to add each file to its poller: five system calls
-// more, which count for small files.
+// descriptor is an open file. An os.File would try to add each file to its poller: five system
+// calls more, which count for small files.
 type descriptor int
 
 func (d descriptor) Read(b []byte) (int, error) {

@@ -141,13 +141,13 @@ func exchange(t *testing.T, dir, link string) (stop func()) {
 	return func() { close(end); ended.Wait() }
 }
 
-// enough is the number of times for which an attack must succeed against careless code, and for which
-// the code with care must reach the container, so that the test proves something.
+// enough is the number of times for which an attack must succeed against careless code, and for
+// which the code with care must reach the container, so that the test proves something.
 const enough = 50
 
-// race runs a careless and a careful function side by side with an attack. It ends when the careless one
-// was outside often and the careful one was inside often: the goroutine of the attack can stand still for
-// any number of tries.
+// race runs a careless and a careful function side by side with an attack. It ends when the
+// careless one was outside often and the careful one was inside often: the goroutine of the attack
+// can stand still for any number of tries.
 func race(t *testing.T, careless func() (outside bool), careful func() (outside, inside bool)) {
 	t.Helper()
 	ctx := await.Context(t)
@@ -184,8 +184,8 @@ func swapped(t *testing.T) (container, outside string) {
 	return container, outside
 }
 
-// TestASwappedDirectoryIsNotRead: the container exchanges a directory of the path, and one below the
-// source, with a link to the host.
+// TestASwappedDirectoryIsNotRead: the container exchanges a directory of the path, and one below
+// the source, with a link to the host.
 func TestASwappedDirectoryIsNotRead(t *testing.T) {
 	container, _ := swapped(t)
 	root, self := openPath(t, container), openPath(t, "/proc/self/fd")

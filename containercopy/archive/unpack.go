@@ -46,8 +46,8 @@ type unpacker struct {
 	currentAt string
 }
 
-// Unpack reads a tar stream to its end and makes its entries in an empty directory. The caller moves
-// them to their place when the Sum of the stream is right, or removes them after an error.
+// Unpack reads a tar stream to its end and makes its entries in an empty directory. The caller
+// moves them to their place when the Sum of the stream is right, or removes them after an error.
 //
 // Nothing is made outside of root, and no existing file is changed: names are canonical, files are
 // new, and links are made last, so that no path leads through a link of the stream. Hard links,
@@ -147,8 +147,8 @@ func (u *unpacker) behind(h *tar.Header) {
 	u.next = (u.next + block - 1) / block * block
 }
 
-// ended returns ErrFormat unless the end of the archive, two blocks of zeros, is behind the last entry:
-// package tar also accepts a stream that was cut between two entries. pax(1), ustar.
+// ended returns ErrFormat unless the end of the archive, two blocks of zeros, is behind the last
+// entry: package tar also accepts a stream that was cut between two entries. pax(1), ustar.
 func (u *unpacker) ended() error {
 	if u.read.n < u.next+2*block || u.read.zeros < 2*block {
 		return fmt.Errorf("%w: it was cut: it lacks the end of the archive", ErrFormat)
@@ -295,8 +295,8 @@ func (u *unpacker) enter(path string) error {
 	return nil
 }
 
-// makeDirectory makes a directory, with its parents. Errors: ErrRefused if a link or a file of the stream is
-// at the path or above it.
+// makeDirectory makes a directory, with its parents. Errors: ErrRefused if a link or a file of the
+// stream is at the path or above it.
 func (u *unpacker) makeDirectory(path string, perm fs.FileMode) error {
 	if u.links[path] != nil {
 		return fmt.Errorf("%w: a path leads through the link %.128q", ErrRefused, path)

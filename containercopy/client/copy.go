@@ -36,7 +36,8 @@ type Result struct {
 	Merged  bool   // into an existing directory
 }
 
-// ErrUnknown is the error of a copy to a container that ended after its stream, and before its result.
+// ErrUnknown is the error of a copy to a container that ended after its stream, and before its
+// result.
 var ErrUnknown = errors.New("the copy may be at its place")
 
 // isDirPath reports whether a path must be a directory: it ends with a separator.
@@ -57,8 +58,8 @@ func TrimContents(path string) (string, bool) {
 	return path, false
 }
 
-// CheckDestination returns an error if no copy can be put at a local path, before a copy begins. Errors:
-// place.ErrExists for a file that may not be replaced.
+// CheckDestination returns an error if no copy can be put at a local path, before a copy begins.
+// Errors: place.ErrExists for a file that may not be replaced.
 func CheckDestination(path string, o place.Overwrite) error {
 	dir, isDir, err := openDestination(path)
 	if err != nil {
@@ -80,7 +81,8 @@ type Local struct {
 	path, name string
 }
 
-// OpenSource reads a local file or directory to the end, for the size and the checksum of its stream.
+// OpenSource reads a local file or directory to the end, for the size and the checksum of its
+// stream.
 func OpenSource(ctx context.Context, path string, o Options) (*Local, error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
@@ -169,8 +171,8 @@ type sent struct {
 	err     error
 }
 
-// send sends a stream, and awaits its result. The container can end the copy at any time; a source that
-// waits for data, such as a terminal, does not delay that.
+// send sends a stream, and awaits its result. The container can end the copy at any time; a source
+// that waits for data, such as a terminal, does not delay that.
 func send(s *wire.Stream, o Options, stream func() (archive.Sum, int64, error)) (Result, error) {
 	results, sources := make(chan error, 1), make(chan sent, 1)
 	var m wire.Message
@@ -260,8 +262,8 @@ func Receive(ctx context.Context, s *wire.Stream, path string, contents bool, o 
 	return r, nil
 }
 
-// await awaits the end of the container. A connection answers the pings of the agent only while it is read,
-// so a client reads during its commit, which can take minutes.
+// await awaits the end of the container. A connection answers the pings of the agent only while it
+// is read, so a client reads during its commit, which can take minutes.
 func await(s *wire.Stream) <-chan error {
 	results := make(chan error, 1)
 	go func() {
@@ -357,7 +359,8 @@ func verify(body *wire.Body, digest *archive.Digest, sha256 bool) error {
 }
 
 // ReceiveStream writes the tar stream of a copy, such as to standard output. After an error the
-// bytes that were written are of no use. After the end of ctx a Write of w may still be in progress.
+// bytes that were written are of no use. After the end of ctx a Write of w may still be in
+// progress.
 func ReceiveStream(ctx context.Context, s *wire.Stream, w io.Writer, o Options) (Result, error) {
 	body, digest := s.Body(o.note), archive.NewDigest(o.SHA256)
 	copied := make(chan error, 1)
@@ -382,8 +385,8 @@ func ReceiveStream(ctx context.Context, s *wire.Stream, w io.Writer, o Options) 
 	return Result{Sum: digest.Sum(), Entries: end.Entries}, err
 }
 
-// split returns the directory of a local path, and its last element. It removes no "..": after a link,
-// that is the parent of the target of the link.
+// split returns the directory of a local path, and its last element. It removes no "..": after a
+// link, that is the parent of the target of the link.
 func split(path string) (dir, name string) {
 	for len(path) > 1 && isDirPath(path) {
 		path = path[:len(path)-1]

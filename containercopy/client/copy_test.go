@@ -103,7 +103,8 @@ func sends(t *testing.T, source string, change func(m *wire.Message)) func(s *wi
 
 func unchanged(*wire.Message) {}
 
-// TestReceive: the destinations of a copy from a container, and its errors, after which nothing is left.
+// TestReceive: the destinations of a copy from a container, and its errors, after which nothing is
+// left.
 func TestReceive(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "s")
 	write(t, source, "f=1", "g/h=2")
@@ -283,8 +284,8 @@ func TestSend(t *testing.T) {
 	}
 }
 
-// TestTheResultOfTheContainer: an agent that has not verified the SHA-256 is an error, and a rest that
-// could not be removed is not.
+// TestTheResultOfTheContainer: an agent that has not verified the SHA-256 is an error, and a rest
+// that could not be removed is not.
 func TestTheResultOfTheContainer(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "s")
 	write(t, source, "f=1")

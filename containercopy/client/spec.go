@@ -1,5 +1,5 @@
-// Package client is the client of copies: it reads command lines, packs and unpacks local files, and
-// verifies the streams of containers.
+// Package client is the client of copies: it reads command lines, packs and unpacks local files,
+// and verifies the streams of containers.
 package client
 
 import (
@@ -32,9 +32,9 @@ var (
 	driveForm     = regexp.MustCompile(`^[A-Za-z]:`)
 )
 
-// ParseSpec parses an argument: POD:/PATH or NAMESPACE/POD:/PATH, or a local path. A local path with a
-// colon starts with "/" or "./". With windows, a single letter before the colon is a drive, so a pod
-// with such a name needs its namespace. Errors: ErrUsage.
+// ParseSpec parses an argument: POD:/PATH or NAMESPACE/POD:/PATH, or a local path. A local path
+// with a colon starts with "/" or "./". With windows, a single letter before the colon is a drive,
+// so a pod with such a name needs its namespace. Errors: ErrUsage.
 func ParseSpec(arg string, windows bool) (Spec, error) {
 	before, path, hasColon := strings.Cut(arg, ":")
 	switch {

@@ -44,8 +44,8 @@ func TestParseSpecs(t *testing.T) {
 	}
 }
 
-// FuzzParseSpec: an argument is an error of usage, a local path as it is, or a pod with valid names and an
-// absolute path, which has one form as an argument.
+// FuzzParseSpec: an argument is an error of usage, a local path as it is, or a pod with valid names
+// and an absolute path, which has one form as an argument.
 func FuzzParseSpec(f *testing.F) {
 	for _, arg := range []string{"pod:/a", "ns/pod:/a:b", "./a:b", "c:/x", "-", "\x00", "a/b/c:/d", `\\server\share`} {
 		f.Add(arg, false)

@@ -17,18 +17,19 @@ import (
 var (
 	// ErrGone: the container has ended.
 	ErrGone = errors.New("the container is not running")
-	// ErrNotContained: the process is not one of the container, or has the files of the node, as those
-	// of a virtual machine or of a sandbox do.
+	// ErrNotContained: the process is not one of the container, or has the files of the node, as
+	// those of a virtual machine or of a sandbox do.
 	ErrNotContained = errors.New("the process of the container does not have a root directory of its own")
-	// ErrRaised: the process has another user than the container at this moment, as a set-user-ID program
-	// has. A copy must not get its rights.
+	// ErrRaised: the process has another user than the container at this moment, as a set-user-ID
+	// program has. A copy must not get its rights.
 	ErrRaised = errors.New("the first process of the container has several users or groups at once")
 )
 
 // IDMap is a line of a uid_map or gid_map. user_namespaces(7).
 type IDMap struct{ Inside, Outside, Size int }
 
-// Identity is the identity of the first process of a container. IDs are those in its user namespace.
+// Identity is the identity of the first process of a container. IDs are those in its user
+// namespace.
 type Identity struct {
 	UID, GID     int
 	Groups       []int

@@ -33,8 +33,8 @@ type Node struct {
 // Open opens the container whose first process has this number, by the runtime. cgroup is a part of
 // the path of its control group, such as the ID of the container.
 //
-// The caller asks the runtime again afterwards: if it names the same process, the number was not used
-// by two processes meanwhile. Errors: ErrGone, ErrNotContained.
+// The caller asks the runtime again afterwards: if it names the same process, the number was not
+// used by two processes meanwhile. Errors: ErrGone, ErrNotContained.
 func (n Node) Open(pid int, cgroup string) (*Container, error) {
 	c := &Container{pidfd: -1, dir: -1, root: -1, proc: -1}
 	if err := c.open(n, pid, cgroup); err != nil {
@@ -116,9 +116,9 @@ func (c *Container) identity() (Identity, error) {
 	return parseStatus(texts[2], uids, gids)
 }
 
-// isContained returns ErrNotContained unless the process is in the control group of the container, in
-// a mount namespace that is not the node's nor this process's, and has another root directory. The
-// process of a virtual machine or of a sandbox has the root directory of the node.
+// isContained returns ErrNotContained unless the process is in the control group of the container,
+// in a mount namespace that is not the node's nor this process's, and has another root directory.
+// The process of a virtual machine or of a sandbox has the root directory of the node.
 func (c *Container) isContained(cgroup string, init int) error {
 	text, err := c.read("cgroup")
 	if err != nil {
@@ -144,7 +144,8 @@ func (c *Container) isContained(cgroup string, init int) error {
 	return nil
 }
 
-// sharesFiles reports whether another process has the same mount namespace or the same root directory.
+// sharesFiles reports whether another process has the same mount namespace or the same root
+// directory.
 func (c *Container) sharesFiles(other int) (bool, error) {
 	for _, name := range []string{"ns/mnt", "root"} {
 		var mine, theirs unix.Stat_t

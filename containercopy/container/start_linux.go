@@ -29,8 +29,8 @@ type Program struct {
 // pollInterval is the time between two looks at the container of a worker.
 const pollInterval = 100 * time.Millisecond
 
-// Times in which a worker removes an unfinished copy, before it is killed. After the end of the container
-// its volumes are unmounted.
+// Times in which a worker removes an unfinished copy, before it is killed. After the end of the
+// container its volumes are unmounted.
 const (
 	grace     = 500 * time.Millisecond // after the end of the container
 	longGrace = time.Minute
@@ -50,8 +50,8 @@ type Worker struct {
 }
 
 // Start starts a worker with the identity of the container. The worker ends after Stop, or when the
-// container ends, at the latest a second later: a descriptor of the container would keep its volumes
-// in use. A worker that waits for a filesystem cannot be killed; Ended shows it.
+// container ends, at the latest a second later: a descriptor of the container would keep its
+// volumes in use. A worker that waits for a filesystem cannot be killed; Ended shows it.
 func (c *Container) Start(p Program, s worker.Spec) (*Worker, error) {
 	s.Capabilities, s.Umask = c.Identity.Capabilities, c.Identity.Umask
 	first, err := json.Marshal(s)
@@ -175,14 +175,14 @@ func (p Program) command(id Identity, root, socket, proc *os.File) *exec.Cmd {
 	return cmd
 }
 
-// namespaces are those of a worker. The kernel permits a signal to each process of the same user that
-// the worker can name, and a user namespace does not change that: the worker can name none. It has no
-// network.
+// namespaces are those of a worker. The kernel permits a signal to each process of the same user
+// that the worker can name, and a user namespace does not change that: the worker can name none. It
+// has no network.
 const namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC
 
-// attributes start a process in a sibling of the user namespace of the container: with the same maps,
-// the kernel's checks of the owners of files have the same results. In it, even root has no right on
-// the node.
+// attributes start a process in a sibling of the user namespace of the container: with the same
+// maps, the kernel's checks of the owners of files have the same results. In it, even root has no
+// right on the node.
 func (id Identity) attributes(root string) *syscall.SysProcAttr {
 	groups := make([]uint32, len(id.Groups))
 	for i, g := range id.Groups {
@@ -268,8 +268,8 @@ func (w *Worker) Write(message []byte) error {
 	})
 }
 
-// Stop ends the worker, and waits for its end for 2 s. It reports false if the worker still runs: it
-// removes an unfinished copy, or waits for a filesystem.
+// Stop ends the worker, and waits for its end for 2 s. It reports false if the worker still runs:
+// it removes an unfinished copy, or waits for a filesystem.
 func (w *Worker) Stop() bool {
 	w.once.Do(func() { close(w.stop) })
 	select {

@@ -164,7 +164,8 @@ func (c *Container) list(t *testing.T, path string) string {
 var pods = map[string]pod.Pod{"root": {}, "uid 1000": {UID: 1000}, "root of a user namespace": {First: 200000},
 	"uid 1000 of a user namespace": {UID: 1000, First: 200000}}
 
-// TestCopiesHaveTheRightsOfTheContainer, and no others: neither those of the node's root, nor fewer.
+// TestCopiesHaveTheRightsOfTheContainer, and no others: neither those of the node's root, nor
+// fewer.
 func TestCopiesHaveTheRightsOfTheContainer(t *testing.T) {
 	for name, p := range pods {
 		t.Run(name, func(t *testing.T) {
@@ -449,8 +450,8 @@ func TestAWorkerIsConfined(t *testing.T) {
 	}
 }
 
-// TestMountsOfTheContainerStay: they are in another mount namespace than the worker, where the kernel
-// protects no mount point of theirs.
+// TestMountsOfTheContainerStay: they are in another mount namespace than the worker, where the
+// kernel protects no mount point of theirs.
 func TestMountsOfTheContainerStay(t *testing.T) {
 	for name, p := range map[string]pod.Pod{"root": {}, "root of a user namespace": {First: 200000}} {
 		c, _ := startContainer(t, p)

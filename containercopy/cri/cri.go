@@ -19,8 +19,8 @@ var (
 	ErrNotFound = errors.New("no such container in the pod")
 	// ErrNotRunning: the container is created, or has ended.
 	ErrNotRunning = errors.New("the container is not running")
-	// ErrNotNative: its runtime keeps the files of containers where the node cannot see them, such as
-	// in a virtual machine.
+	// ErrNotNative: its runtime keeps the files of containers where the node cannot see them, such
+	// as in a virtual machine.
 	ErrNotNative = errors.New("the runtime of the container has no root directory on the node")
 	// ErrUnavailable: the runtime does not answer.
 	ErrUnavailable = errors.New("the container runtime does not answer")
@@ -49,8 +49,8 @@ type Finder struct {
 }
 
 // NewFinder returns a Finder for a runtime. native are the types of runtimes whose containers are
-// processes of the node, such as io.containerd.runc.v2: a virtual machine has a process on the node,
-// too, but its files are those of the node.
+// processes of the node, such as io.containerd.runc.v2: a virtual machine has a process on the
+// node, too, but its files are those of the node.
 func NewFinder(client runtime.RuntimeServiceClient, native []string) *Finder {
 	return &Finder{client, native}
 }

@@ -30,8 +30,8 @@ type image struct {
 	entry    string
 }
 
-// images are all images. The agent is root with few capabilities: its worker is in a directory of its
-// own, which becomes the root of the worker.
+// images are all images. The agent is root with few capabilities: its worker is in a directory of
+// its own, which becomes the root of the worker.
 var images = []image{
 	{"copy-agent", "0:0", map[string]string{"agent": "/agent", "worker": "/worker/worker"}, "/agent"},
 	{"copy-apiserver", "65532:65532", map[string]string{"apiserver": "/apiserver"}, "/apiserver"},
@@ -115,8 +115,8 @@ func static(program string) error {
 // reference returns the name of an image.
 func (i image) reference(tag string) string { return registry + "/" + i.name + ":" + tag }
 
-// write writes the archive of an image, and its SBOMs beside it. Its programs are in a directory for
-// each processor.
+// write writes the archive of an image, and its SBOMs beside it. Its programs are in a directory
+// for each processor.
 func (i image) write(dir, path string, v version, arches ...string) (oci.Digests, error) {
 	var all []oci.Image
 	for _, arch := range arches {

@@ -25,8 +25,8 @@ type sample struct {
 	cpu     float64 // seconds of all processes of the machine
 }
 
-// bench compares kubectl copy with kubectl cp, side by side, and measures the memory of many copies.
-// Other programs of the machine disturb it.
+// bench compares kubectl copy with kubectl cp, side by side, and measures the memory of many
+// copies. Other programs of the machine disturb it.
 func (p play) bench() error {
 	say("kubectl copy beside kubectl cp: medians of %d", rounds)
 	if err := p.sources(); err != nil {
@@ -194,7 +194,8 @@ func busy() float64 {
 	return ticks / 100 // USER_HZ
 }
 
-// crowd makes 16 copies of a size at once, to nowhere, and prints the largest memory of agent and workers.
+// crowd makes 16 copies of a size at once, to nowhere, and prints the largest memory of agent and
+// workers.
 func (p play) crowd(size string) error {
 	say("16 copies of %s at once: PSS of the agent and the workers", size)
 	if _, err := p.kubectl.Run(p.ctx, "exec", "bench", "--", "truncate", "-s", strings.TrimSuffix(size, "iB"),
@@ -238,8 +239,8 @@ func peak(n local.Node, ended <-chan struct{}) int64 {
 	}
 }
 
-// memory returns the sum of the proportional set sizes of the agent and the workers of node-1, which has
-// all copies.
+// memory returns the sum of the proportional set sizes of the agent and the workers of node-1,
+// which has all copies.
 func memory(n local.Node) int64 {
 	out, _ := n.Run(context.Background(), "sh", "-c",
 		`for p in $(pgrep -x 'agent|worker'); do grep -s ^Pss: /proc/$p/smaps_rollup; done`)

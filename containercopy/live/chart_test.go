@@ -71,8 +71,8 @@ func render(t *testing.T, args ...string) map[string]map[string]any {
 	return all
 }
 
-// TestPrivileges: the agent has its four capabilities, one path of the node, and no access to the API;
-// the API server has no privilege.
+// TestPrivileges: the agent has its four capabilities, one path of the node, and no access to the
+// API; the API server has no privilege.
 func TestPrivileges(t *testing.T) {
 	all := render(t)
 	pod := at[map[string]any](all["DaemonSet/copy-causeway-copy-agent"], "spec", "template", "spec")
@@ -167,8 +167,8 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// handshake returns the error of the client, or else that of the server. A pipe has no buffer: the alert
-// of a client and the messages of the server would wait for each other.
+// handshake returns the error of the client, or else that of the server. A pipe has no buffer: the
+// alert of a client and the messages of the server would wait for each other.
 func handshake(client, server *tls.Config) error {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

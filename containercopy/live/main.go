@@ -1,6 +1,6 @@
 // Command live starts a cluster on this machine, installs the driver and container copy, and uses
-// kubectl copy as its users do: on pods without a shell, with volumes of both kinds, with and without
-// permission, beyond the limits, and while parts of it end.
+// kubectl copy as its users do: on pods without a shell, with volumes of both kinds, with and
+// without permission, beyond the limits, and while parts of it end.
 package main
 
 import (

@@ -10,8 +10,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestMonitoring: the chart has a monitor if the values demand it, which selects the agents and their
-// port, and the rules of the file in a cluster with their CRD.
+// TestMonitoring: the chart has a monitor if the values demand it, which selects the agents and
+// their port, and the rules of the file in a cluster with their CRD.
 func TestMonitoring(t *testing.T) {
 	const rule, monitor = "PrometheusRule/copy-causeway-copy", "PodMonitor/copy-causeway-copy-agent"
 	if all := render(t); all[rule] != nil || all[monitor] != nil {

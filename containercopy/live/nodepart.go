@@ -21,7 +21,8 @@ const partDir = "/tmp/nodepart"
 // fullname is the prefix of the names of the chart's objects.
 const fullname = "copy-causeway-copy"
 
-// nodePart compares the node's part of a copy of 1 KiB with an exec of tar by the container runtime.
+// nodePart compares the node's part of a copy of 1 KiB with an exec of tar by the container
+// runtime.
 func (p play) nodePart() error {
 	if err := p.copy(0, "", p.path("1KiB"), "bench:/scratch/part"); err != nil {
 		return err

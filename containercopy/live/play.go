@@ -53,8 +53,8 @@ func (p play) all() error {
 // folder returns the path of the folder of container copy.
 func folder() string { return filepath.Join(chart.Sources(), "containercopy") }
 
-// build builds a version of the images and of the plugin, and gives the images to the nodes. env is added
-// to the environment of the go command.
+// build builds a version of the images and of the plugin, and gives the images to the nodes. env is
+// added to the environment of the go command.
 func (p play) build(version string, env ...string) error {
 	images := p.path("images-" + version)
 	if err := p.goes(env, "run", "./images", "--out="+images, "--version="+version); err != nil {
@@ -79,7 +79,8 @@ func (p play) goes(env []string, args ...string) error {
 	return cmd.Run()
 }
 
-// install installs or upgrades the chart with additional arguments of Helm, and waits until kube-apiserver has the API.
+// install installs or upgrades the chart with additional arguments of Helm, and waits until
+// kube-apiserver has the API.
 func (p play) install(args ...string) error {
 	if err := p.kubectl.Apply(p.ctx, `{apiVersion: v1, kind: Namespace, metadata: {name: `+namespace+`, labels: {`+
 		`pod-security.kubernetes.io/enforce: privileged}}}`); err != nil {

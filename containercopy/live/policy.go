@@ -32,8 +32,8 @@ func (p play) policies() error {
 	return p.denied(false)
 }
 
-// denied waits until each of ten copies in a row is denied by the policy, or none: a request goes to any
-// of the API servers.
+// denied waits until each of ten copies in a row is denied by the policy, or none: a request goes
+// to any of the API servers.
 func (p play) denied(want bool) error {
 	for row, start := 0, time.Now(); row < 10; {
 		text, err := p.command("bare:/scratch/tree", "-").CombinedOutput()
@@ -115,8 +115,8 @@ func (p play) renewal() error {
 	return nil
 }
 
-// identity returns the pods of container copy with the restarts of their containers, and the CA of the
-// API servers at kube-apiserver.
+// identity returns the pods of container copy with the restarts of their containers, and the CA of
+// the API servers at kube-apiserver.
 func (p play) identity() (pods, ca string, err error) {
 	pods, err = p.kubectl.Run(p.ctx, "-n", namespace, "get", "pods", "--sort-by=.metadata.uid", "-o",
 		`jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[*].restartCount}{"\n"}{end}`)

@@ -231,7 +231,8 @@ func (p play) limits() error {
 	return p.copy(0, "", "bare:/scratch/tree", p.path("later"))
 }
 
-// clean returns an error unless a directory of a container has no unfinished copy, and not that copy.
+// clean returns an error unless a directory of a container has no unfinished copy, and not that
+// copy.
 func (p play) clean(at, name string) error {
 	cmd := p.command(at, "-")
 	out, err := cmd.Output()
@@ -252,8 +253,8 @@ func (p play) clean(at, name string) error {
 	}
 }
 
-// kills ends each process of a copy by SIGKILL. The copy fails, and nothing is at its destination. A
-// worker has no time to remove its unfinished copy.
+// kills ends each process of a copy by SIGKILL. The copy fails, and nothing is at its destination.
+// A worker has no time to remove its unfinished copy.
 func (p play) kills() error {
 	nodes, err := p.cluster.Nodes()
 	if err != nil {
@@ -326,8 +327,8 @@ func (p play) deletion() error {
 	return p.show("wait", "--for=delete", "pv/"+volume, "--timeout=30s")
 }
 
-// unstaged waits for 10 s until a volume is mounted on no node: NodeUnstageVolume has succeeded, and no
-// descriptor of a worker or an agent keeps its filesystem in use.
+// unstaged waits for 10 s until a volume is mounted on no node: NodeUnstageVolume has succeeded,
+// and no descriptor of a worker or an agent keeps its filesystem in use.
 func (p play) unstaged(volume string) error {
 	var left []string
 	for range 20 {

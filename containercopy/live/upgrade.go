@@ -13,12 +13,13 @@ import (
 	"time"
 )
 
-// next is the tag of the next version of container copy. No release exists yet. The next version is built
-// from these sources, with a field that this version does not know in each message of a stream, and in each
-// call of an agent and its answer.
+// next is the tag of the next version of container copy. No release exists yet. The next version is
+// built from these sources, with a field that this version does not know in each message of a
+// stream, and in each call of an agent and its answer.
 const next = "next"
 
-// later is the field. It is long, so that the compiler keeps it in one piece, in which run finds it.
+// later is the field. It is long, so that the compiler keeps it in one piece, in which run finds
+// it.
 const later = `,"later":"a field of the next version of the messages, which this version does not know"}`
 
 // edit is a change of a source.
@@ -105,8 +106,8 @@ func (p play) roll(object, container, version string) error {
 	return p.show("-n", namespace, "rollout", "status", object, "--timeout=120s")
 }
 
-// run returns an error unless all processes of a program on the nodes have a version, and the workers
-// beside the agents.
+// run returns an error unless all processes of a program on the nodes have a version, and the
+// workers beside the agents.
 func (p play) run(program, version string) error {
 	nodes, err := p.cluster.Nodes()
 	if err != nil {
@@ -138,9 +139,9 @@ const (
 	agents  = "daemonset/" + fullname + "-agent"
 )
 
-// upgrade replaces the API servers and then the agents by those of the next version while copies are in
-// progress, and rolls them back in the same order. The plugins of both versions copy with each
-// combination.
+// upgrade replaces the API servers and then the agents by those of the next version while copies
+// are in progress, and rolls them back in the same order. The plugins of both versions copy with
+// each combination.
 func (p play) upgrade() error {
 	say("The next version of all programs")
 	if err := p.buildNext(); err != nil {
@@ -221,8 +222,8 @@ func (p play) bothPlugins(name, server, agent string) error {
 	return nil
 }
 
-// planeEnds ends kube-apiserver by SIGKILL, and with it the control plane: the copy in progress fails,
-// and its node removes the unfinished files. It is the last step in a cluster.
+// planeEnds ends kube-apiserver by SIGKILL, and with it the control plane: the copy in progress
+// fails, and its node removes the unfinished files. It is the last step in a cluster.
 func (p play) planeEnds() error {
 	say("SIGKILL for kube-apiserver: the copy in progress fails, and nothing of it is left")
 	uid, err := p.kubectl.Run(p.ctx, "get", "pod", "user", "-o", "jsonpath={.metadata.uid}")
@@ -283,8 +284,8 @@ func (p play) unfinished(uid string) (string, error) {
 	return "", fmt.Errorf("no node has the pod %s", uid)
 }
 
-// kubeAPIServer returns the process of kube-apiserver of the cluster: several clusters may be on this
-// machine.
+// kubeAPIServer returns the process of kube-apiserver of the cluster: several clusters may be on
+// this machine.
 func (p play) kubeAPIServer() (*os.Process, error) {
 	server, err := p.kubectl.Run(p.ctx, "config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
 	if err != nil {

@@ -65,8 +65,8 @@ var unknown = []string{"APIService", "Certificate", "Issuer"}
 // global are the kinds without a namespace.
 var global = []string{"APIService", "ClusterRole", "ClusterRoleBinding"}
 
-// TestConfigurations: the chart passes helm lint with each file of values in chart/ci, and each object
-// has the fields of its kind only.
+// TestConfigurations: the chart passes helm lint with each file of values in chart/ci, and each
+// object has the fields of its kind only.
 func TestConfigurations(t *testing.T) {
 	paths, err := filepath.Glob(filepath.Join(folder(), "chart", "ci", "*-values.yaml"))
 	if err != nil || len(paths) < 4 {
@@ -82,7 +82,8 @@ func TestConfigurations(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// So that kubectl apply of the rendered objects needs no namespace, with one of them in kube-system.
+				// So that kubectl apply of the rendered objects needs no namespace, with one of
+				// them in kube-system.
 				if kind := at[string](o, "kind"); !slices.Contains(global, kind) && at[string](o, "metadata", "namespace") == "" {
 					t.Errorf("%s has no namespace", name)
 				}
@@ -94,7 +95,8 @@ func TestConfigurations(t *testing.T) {
 	}
 }
 
-// TestNamesThatLookLikeNumbers: a namespace and the names in values may be of digits, and stay strings.
+// TestNamesThatLookLikeNumbers: a namespace and the names in values may be of digits, and stay
+// strings.
 func TestNamesThatLookLikeNumbers(t *testing.T) {
 	all := render(t, "--namespace=2024", `--set-json=images.pullSecrets=["1"]`, `--set-json=agent.priorityClassName="1"`)
 	for name, o := range all {
@@ -248,8 +250,8 @@ func plain(t *testing.T, args ...string) string {
 	return string(text)
 }
 
-// TestRights: the API server has exactly the rights that it needs, and each role for users one of the two
-// resources.
+// TestRights: the API server has exactly the rights that it needs, and each role for users one of
+// the two resources.
 func TestRights(t *testing.T) {
 	all := render(t)
 	for name, want := range map[string]string{
@@ -273,8 +275,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestCertManager: no certificate is for servers and clients, and the APIService gets the CA of the serving
-// certificate.
+// TestCertManager: no certificate is for servers and clients, and the APIService gets the CA of the
+// serving certificate.
 func TestCertManager(t *testing.T) {
 	all := render(t, "--set=certificates.source=cert-manager")
 	for part, want := range map[string]string{
@@ -323,7 +325,8 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestNetworkPolicy: only API servers reach the calls and the streams; metrics are for the sources of the values.
+// TestNetworkPolicy: only API servers reach the calls and the streams; metrics are for the sources
+// of the values.
 func TestNetworkPolicy(t *testing.T) {
 	for args, want := range map[string]string{
 		"--set=networkPolicy.enabled=true": `[{"from":[{"podSelector":{"matchLabels":{"app.kubernetes.io/name":"copy-causeway-copy-apiserver"}}}],` +

@@ -21,8 +21,8 @@ var (
 	ErrExists = errors.New("exists")
 	// ErrKind: a file is in place of a directory, or a directory in place of a file.
 	ErrKind = errors.New("another kind of file")
-	// ErrMounted: the destination is or has a mount point, such as a volume or a file of a ConfigMap, or
-	// is a directory of the image of a container.
+	// ErrMounted: the destination is or has a mount point, such as a volume or a file of a
+	// ConfigMap, or is a directory of the image of a container.
 	ErrMounted = errors.New("a mount point, or a directory of an image, cannot be replaced")
 )
 
@@ -52,8 +52,8 @@ type Destination struct {
 	exists   bool
 }
 
-// Into returns the destination for a path that is a directory, dir: the copy keeps its name, as with
-// cp(1). Errors: ErrKind, archive.ErrRefused for a name that a file cannot have.
+// Into returns the destination for a path that is a directory, dir: the copy keeps its name, as
+// with cp(1). Errors: ErrKind, archive.ErrRefused for a name that a file cannot have.
 func Into(dir *os.Root, s Source) (Destination, error) {
 	if s.Dir && s.Contents {
 		return Destination{Dir: dir, dir: true, exists: true, existing: fs.ModeDir}, nil
@@ -61,9 +61,9 @@ func Into(dir *os.Root, s Source) (Destination, error) {
 	return at(dir, s.Name, s)
 }
 
-// At returns the destination for a path that is no directory: name in parent. mustBeDir is set for a
-// path with a slash at its end. Errors: ErrKind, and fs.ErrNotExist for a file whose path has a slash
-// at its end.
+// At returns the destination for a path that is no directory: name in parent. mustBeDir is set for
+// a path with a slash at its end. Errors: ErrKind, and fs.ErrNotExist for a file whose path has a
+// slash at its end.
 func At(parent *os.Root, name string, mustBeDir bool, s Source) (Destination, error) {
 	if mustBeDir && !s.Dir {
 		return Destination{}, fmt.Errorf("%w: %.128q is no directory", fs.ErrNotExist, name)
@@ -129,8 +129,8 @@ func NewStaging(dir *os.Root) (*Staging, error) {
 	return s, nil
 }
 
-// Source returns the source of the staged copy. A stream with several first entries, as an archive of
-// another program can have, is a directory whose entries are copied; its name is ".".
+// Source returns the source of the staged copy. A stream with several first entries, as an archive
+// of another program can have, is a directory whose entries are copied; its name is ".".
 func (s *Staging) Source(contents bool) (Source, error) {
 	dir, err := s.Root.Open(".")
 	if err != nil {
@@ -149,8 +149,8 @@ func (s *Staging) Source(contents bool) (Source, error) {
 	return Source{Name: entries[0].Name(), Dir: entries[0].IsDir(), Contents: contents}, nil
 }
 
-// Remove removes the staging directory with the rest of the copy, or with the directory that the copy
-// replaced. Errors: ErrMounted if a filesystem is mounted in it, which stays.
+// Remove removes the staging directory with the rest of the copy, or with the directory that the
+// copy replaced. Errors: ErrMounted if a filesystem is mounted in it, which stays.
 func (s *Staging) Remove() error {
 	err := s.removeContent()
 	s.Root.Close()
@@ -165,8 +165,8 @@ func (s *Staging) Remove() error {
 
 // Commit moves the copy, whose first entry is top, from its staging directory to the destination.
 // merged reports that the destination is an existing directory: each file appears at once, but not
-// all files at the same time. Commit looks for conflicts in the whole tree before it moves anything.
-// Errors: ErrExists, ErrKind, ErrMounted.
+// all files at the same time. Commit looks for conflicts in the whole tree before it moves
+// anything. Errors: ErrExists, ErrKind, ErrMounted.
 func (d Destination) Commit(s *Staging, top string, o Overwrite) (merged bool, err error) {
 	c := commit{d: d, s: s, overwrite: o}
 	switch {
@@ -248,8 +248,8 @@ func (c commit) merge(staged, existing string) error {
 	})
 }
 
-// each calls a function for the entries of a staged directory, which are held in memory: n at a time, or
-// all with -1. If f moves entries, some filesystems skip others between two reads.
+// each calls a function for the entries of a staged directory, which are held in memory: n at a
+// time, or all with -1. If f moves entries, some filesystems skip others between two reads.
 func (c commit) each(staged string, n int, f func(name string, e fs.DirEntry) error) error {
 	dir, err := c.s.Root.Open(staged)
 	if err != nil {
@@ -275,8 +275,8 @@ func (c commit) each(staged string, n int, f func(name string, e fs.DirEntry) er
 // batch is the number of entries of a directory that are held at a time.
 const batch = 256
 
-// move moves a staged entry. The content of a file that replaces another is durable before the other
-// is gone. Errors: ErrExists if another program has made the file, ErrMounted.
+// move moves a staged entry. The content of a file that replaces another is durable before the
+// other is gone. Errors: ErrExists if another program has made the file, ErrMounted.
 func (c commit) move(staged, to string, replace bool) error {
 	if replace {
 		if err := c.flush(staged); err != nil {
@@ -316,8 +316,9 @@ func (c commit) flush(staged string) error {
 	return f.Sync()
 }
 
-// replaceTree exchanges an existing directory with the staged one, which Remove then removes. The new one
-// is durable before. A filesystem that is mounted in the existing directory would move with it.
+// replaceTree exchanges an existing directory with the staged one, which Remove then removes. The
+// new one is durable before. A filesystem that is mounted in the existing directory would move with
+// it.
 func (c commit) replaceTree(top string) error {
 	if err := noMounts(c.d.Dir, c.d.Name); err != nil {
 		return err
@@ -336,8 +337,8 @@ func (c commit) replaceTree(top string) error {
 	return nil
 }
 
-// exchangeByThree exchanges two entries by three renames, where one call cannot. A crash leaves the entry
-// b beside its place, with a name that no program removes.
+// exchangeByThree exchanges two entries by three renames, where one call cannot. A crash leaves the
+// entry b beside its place, with a name that no program removes.
 func exchangeByThree(from *os.Root, a string, to *os.Root, b string) error {
 	aside := path.Join(path.Dir(b), "kcopy-replaced-"+rand.Text())
 	if err := rename(to, b, to, aside, false); err != nil {

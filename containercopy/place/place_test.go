@@ -33,7 +33,8 @@ func grow(t *testing.T, root *os.Root, entries ...string) {
 	}
 }
 
-// grown returns the entries of a directory in the form of grow, without directories that have entries.
+// grown returns the entries of a directory in the form of grow, without directories that have
+// entries.
 func grown(t *testing.T, root *os.Root) string {
 	t.Helper()
 	var all []string

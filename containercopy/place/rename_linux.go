@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry returns a staged entry as a path below a root. The root is that of the staging directory: a user
-// who owns the directory around it can give its name to another directory.
+// entry returns a staged entry as a path below a root. The root is that of the staging directory: a
+// user who owns the directory around it can give its name to another directory.
 func (s *Staging) entry(staged string) (*os.Root, string) { return s.Root, staged }
 
-// own returns an error if another user has put a directory in the place of the staging directory. The
-// filesystems of foreign can give a new directory another owner and another mode.
+// own returns an error if another user has put a directory in the place of the staging directory.
+// The filesystems of foreign can give a new directory another owner and another mode.
 func (s *Staging) own() error {
 	return withDir(s.Root, ".", func(dir int) error {
 		var st unix.Stat_t
@@ -41,8 +41,8 @@ func (s *Staging) own() error {
 // fstatfs is unix.Fstatfs, but for tests.
 var fstatfs = unix.Fstatfs
 
-// foreign are the types of filesystems whose server or mount options decide on owners and modes, such as
-// those of dir_mode of mount.cifs(8), or of root_squash of exports(5). statfs(2).
+// foreign are the types of filesystems whose server or mount options decide on owners and modes,
+// such as those of dir_mode of mount.cifs(8), or of root_squash of exports(5). statfs(2).
 var foreign = []uint32{unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.NFS_SUPER_MAGIC, unix.FUSE_SUPER_MAGIC,
 	unix.V9FS_MAGIC, unix.MSDOS_SUPER_MAGIC, unix.EXFAT_SUPER_MAGIC, ntfs3}
 
@@ -73,8 +73,8 @@ func between(from *os.Root, a string, to *os.Root, b string, f func(fromDir, toD
 // renameat2 is unix.Renameat2, but for tests.
 var renameat2 = unix.Renameat2
 
-// rename renames an entry. Without replace it never replaces one, also if another program makes it at
-// the same moment: renameat2(2), RENAME_NOREPLACE. Errors: fs.ErrExist.
+// rename renames an entry. Without replace it never replaces one, also if another program makes it
+// at the same moment: renameat2(2), RENAME_NOREPLACE. Errors: fs.ErrExist.
 func rename(from *os.Root, a string, to *os.Root, b string, replace bool) error {
 	return between(from, a, to, b, func(fromDir, toDir int) error {
 		if replace {
@@ -117,8 +117,8 @@ func renamePlain(fromDir int, a string, toDir int, b string) error {
 // linkat is unix.Linkat, but for tests.
 var linkat = unix.Linkat
 
-// renameLinkless is renamePlain for a file of a filesystem without hard links, such as some of FUSE. The
-// new name is that of an empty file for a moment: open(2), O_EXCL.
+// renameLinkless is renamePlain for a file of a filesystem without hard links, such as some of
+// FUSE. The new name is that of an empty file for a moment: open(2), O_EXCL.
 func renameLinkless(fromDir int, a string, toDir int, b string) error {
 	fd, err := unix.Openat(toDir, b, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -152,9 +152,9 @@ func exchange(from *os.Root, a string, to *os.Root, b string) error {
 // the error for a directory of a lower layer of overlayfs, and between bind mounts.
 func isMountPoint(err error) bool { return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EXDEV) }
 
-// noMount returns ErrMounted if an entry is on another mount than its directory. The kernel protects
-// mount points of the mount namespace of this process only, and the destination can be in that of a
-// container.
+// noMount returns ErrMounted if an entry is on another mount than its directory. The kernel
+// protects mount points of the mount namespace of this process only, and the destination can be in
+// that of a container.
 func noMount(root *os.Root, name string) error {
 	return withDir(root, path.Dir(name), func(dir int) error { return noMountAt(dir, path.Base(name)) })
 }
@@ -179,8 +179,8 @@ func noMountAt(dir int, name string) error {
 	return &fs.PathError{Op: "statx", Path: name, Err: err}
 }
 
-// flushTree makes the staged copy durable: syncfs(2), for one call is faster than one for each file, and needs
-// no right to read the entries.
+// flushTree makes the staged copy durable: syncfs(2), for one call is faster than one for each
+// file, and needs no right to read the entries.
 func (c commit) flushTree(string) error {
 	return withDir(c.s.Root, ".", func(dir int) error { return os.NewSyscallError("syncfs", syncfs(dir)) })
 }
@@ -213,8 +213,9 @@ func unlink(dir int, name string, isDir bool) error {
 	return nil
 }
 
-// walk looks at an entry and all entries below it. It follows no link, and leads into no other mount:
-// openat2(2). Unless unlink is nil it calls it for each, the deepest first. Errors: ErrMounted.
+// walk looks at an entry and all entries below it. It follows no link, and leads into no other
+// mount: openat2(2). Unless unlink is nil it calls it for each, the deepest first. Errors:
+// ErrMounted.
 func walk(dir int, name string, unlink func(dir int, name string, isDir bool) error) error {
 	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV}
@@ -252,8 +253,8 @@ func walk(dir int, name string, unlink func(dir int, name string, isDir bool) er
 	return unlink(dir, name, true)
 }
 
-// each calls f for the names of a directory, in memory that does not depend on their number. With removes
-// f removes each entry: the next ones are read from the start.
+// each calls f for the names of a directory, in memory that does not depend on their number. With
+// removes f removes each entry: the next ones are read from the start.
 func each(dir int, removes bool, f func(name string) error) error {
 	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

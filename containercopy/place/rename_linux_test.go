@@ -46,8 +46,8 @@ func TestAMountPointIsNotReplaced(t *testing.T) {
 	}
 }
 
-// elsewhere calls f in a thread with a mount namespace of its own, and returns a root for a directory as
-// that thread sees it: the kernel does not protect its mount points from this process.
+// elsewhere calls f in a thread with a mount namespace of its own, and returns a root for a
+// directory as that thread sees it: the kernel does not protect its mount points from this process.
 func elsewhere(t *testing.T, dir string, mount func() error) *os.Root {
 	t.Helper()
 	roots, end := make(chan any, 1), make(chan struct{})
@@ -74,8 +74,8 @@ func elsewhere(t *testing.T, dir string, mount func() error) *os.Root {
 	return root
 }
 
-// TestMountsOfAnotherNamespace stay as they are, below the destination too. The control is a rename(2)
-// without a check, which detaches one.
+// TestMountsOfAnotherNamespace stay as they are, below the destination too. The control is a
+// rename(2) without a check, which detaches one.
 func TestMountsOfAnotherNamespace(t *testing.T) {
 	here := newRoot(t)
 	grow(t, here, "site/uploads/", "site/old=1", "file=", "of=mounted", "control=")
@@ -263,7 +263,8 @@ func TestATreeIsDurableBeforeItReplacesAnother(t *testing.T) {
 	}
 }
 
-// TestAFilesystemWithOwnersOfItsOwn, such as a share: each directory has the owner and mode of its mount.
+// TestAFilesystemWithOwnersOfItsOwn, such as a share: each directory has the owner and mode of its
+// mount.
 func TestAFilesystemWithOwnersOfItsOwn(t *testing.T) {
 	root := newRoot(t)
 	for kind, want := range map[int64]error{unix.CIFS_SUPER_MAGIC: nil, unix.FUSE_SUPER_MAGIC: nil, unix.EXT4_SUPER_MAGIC: fs.ErrPermission, unix.OVERLAYFS_SUPER_MAGIC: fs.ErrPermission} {

@@ -16,8 +16,8 @@ func (s *Staging) entry(staged string) (*os.Root, string) { return s.dir, path.J
 // own returns nil: the user owns the directory around the staging directory.
 func (*Staging) own() error { return nil }
 
-// rename renames an entry of a root. A file that another program of the user makes at the same moment is
-// replaced: this system has no call that prevents it for all kinds of files.
+// rename renames an entry of a root. A file that another program of the user makes at the same
+// moment is replaced: this system has no call that prevents it for all kinds of files.
 func rename(root *os.Root, a string, _ *os.Root, b string, replace bool) error {
 	if !replace {
 		_, err := root.Lstat(b)
@@ -39,8 +39,8 @@ func exchange(root *os.Root, a string, _ *os.Root, b string) error {
 // isMountPoint returns false: files cannot be mount points here.
 func isMountPoint(error) bool { return false }
 
-// noMount returns ErrMounted if an entry is of another filesystem than its directory: a mount point of
-// Unix, or a volume mount point or junction of Windows.
+// noMount returns ErrMounted if an entry is of another filesystem than its directory: a mount point
+// of Unix, or a volume mount point or junction of Windows.
 func noMount(root *os.Root, name string) error {
 	above, err := root.Lstat(path.Dir(name))
 	if err != nil {
@@ -88,8 +88,8 @@ func (s *Staging) removeContent() error {
 	return err
 }
 
-// walk looks at an entry and all entries below it. Unless remove is nil it calls it for each, the deepest
-// first. Errors: ErrMounted.
+// walk looks at an entry and all entries below it. Unless remove is nil it calls it for each, the
+// deepest first. Errors: ErrMounted.
 func walk(root *os.Root, name string, remove func(name string) error) error {
 	if err := noMount(root, name); err != nil {
 		return err

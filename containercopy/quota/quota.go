@@ -53,8 +53,8 @@ func New(perPod, perNode int) *Slots {
 	return &Slots{perPod: perPod, perNode: perNode, pods: map[string]int{}, rejected: map[Reason]int64{}}
 }
 
-// TakeSlot takes a slot for a copy. key is the namespace, name and UID of the pod, so a pod that is made
-// again starts without copies; pod is its namespace and name. Errors: Busy.
+// TakeSlot takes a slot for a copy. key is the namespace, name and UID of the pod, so a pod that is
+// made again starts without copies; pod is its namespace and name. Errors: Busy.
 func (s *Slots) TakeSlot(key, pod string) (*Slot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,9 +85,9 @@ type Slot struct {
 // Release frees the slot. A second call has no effect.
 func (s *Slot) Release() { s.release(0) }
 
-// Stuck frees the slot of the pod only: the worker of the copy cannot be killed now, as it waits for
-// a server of a volume, and counts against the limit of the node until freed is called. After Release
-// it has no effect.
+// Stuck frees the slot of the pod only: the worker of the copy cannot be killed now, as it waits
+// for a server of a volume, and counts against the limit of the node until freed is called. After
+// Release it has no effect.
 func (s *Slot) Stuck() (freed func()) {
 	if !s.release(1) {
 		return func() {}

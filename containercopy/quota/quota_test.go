@@ -111,8 +111,8 @@ func TestManyCallers(t *testing.T) {
 	}
 }
 
-// FuzzSlots: after any order of calls, no limit is exceeded, a copy is rejected only at a limit, and all
-// slots are free at the end.
+// FuzzSlots: after any order of calls, no limit is exceeded, a copy is rejected only at a limit,
+// and all slots are free at the end.
 func FuzzSlots(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 1, 10, 20, 30})
 	f.Add([]byte{0, 1, 2, 0, 20, 21, 30, 31, 0})

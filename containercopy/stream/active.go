@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Active counts the streams of a server. All methods may be called by many goroutines. Unlike that of a
-// sync.WaitGroup, its Wait may be called while a first stream begins.
+// Active counts the streams of a server. All methods may be called by many goroutines. Unlike that
+// of a sync.WaitGroup, its Wait may be called while a first stream begins.
 type Active struct {
 	mu   sync.Mutex
 	n    int

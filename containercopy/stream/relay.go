@@ -72,8 +72,8 @@ type relay struct {
 
 // Relay passes messages between a client and a worker until the worker sends a Result, either side
 // ends, or a limit is exceeded. Before, the client gets a Result with the error. closeWorker and
-// closeClient end the connections, so that their Read returns; the worker then removes an unfinished
-// copy.
+// closeClient end the connections, so that their Read returns; the worker then removes an
+// unfinished copy.
 func Relay(ctx context.Context, client, worker wire.Messages, limits Limits, closeWorker, closeClient func()) Result {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -139,8 +139,8 @@ func (r *relay) tell(err error) {
 // tellLimit is the time for a message to the client that is being written, such as one of progress.
 const tellLimit = time.Second
 
-// Refuse sends a client a Result with an error in the place of a stream, and waits until it is read. The
-// caller closes the connection.
+// Refuse sends a client a Result with an error in the place of a stream, and waits until it is
+// read. The caller closes the connection.
 func Refuse(client wire.Messages, code wire.Code, text string) {
 	wire.NewStream(client).Send(wire.Message{Type: wire.Result, Code: code, Text: text}) // as in tell
 	r := &relay{client: client, gone: make(chan struct{})}
@@ -148,8 +148,8 @@ func Refuse(client wire.Messages, code wire.Code, text string) {
 	r.linger()
 }
 
-// linger waits for the end of the client. Unread data would be a reset of the connection, and the last
-// message could be lost.
+// linger waits for the end of the client. Unread data would be a reset of the connection, and the
+// last message could be lost.
 func (r *relay) linger() {
 	select {
 	case <-r.gone:
@@ -234,8 +234,8 @@ func control(message []byte) (m wire.Message, ok bool) {
 	return m, json.Unmarshal(message[1:], &m) == nil
 }
 
-// ackLimit is the time between the end of a stream from the worker and the acknowledgment of the client,
-// which has to make the last file durable.
+// ackLimit is the time between the end of a stream from the worker and the acknowledgment of the
+// client, which has to make the last file durable.
 const ackLimit = 5 * time.Minute
 
 // watch stops a stream that does not move.

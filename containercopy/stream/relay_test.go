@@ -161,7 +161,8 @@ func TestLimitsOfARelay(t *testing.T) {
 
 var errNoBuffers = errors.New("no buffer space available")
 
-// TestAReasonBehindAnotherMessage arrives, although a write to the client is in progress at the end.
+// TestAReasonBehindAnotherMessage arrives, although a write to the client is in progress at the
+// end.
 func TestAReasonBehindAnotherMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := start(t, Limits{})
@@ -229,7 +230,8 @@ func TestAPacketThatCannotBeSent(t *testing.T) {
 	})
 }
 
-// TestAClientThatAcknowledgesNothing does not hold its slot, and the time of a slow client is enough.
+// TestAClientThatAcknowledgesNothing does not hold its slot, and the time of a slow client is
+// enough.
 func TestAClientThatAcknowledgesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := start(t, Limits{From: true, Idle: time.Second, Total: time.Hour})

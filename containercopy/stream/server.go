@@ -31,9 +31,9 @@ func Fingerprint(c *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Handler serves the streams of tickets. serve has the value and the connection, and returns when the
-// copy has ended. A request that is no WebSocket handshake of the subprotocol leaves the ticket as it
-// is: 400 or 426. Without a certificate, or a ticket of it: 403.
+// Handler serves the streams of tickets. serve has the value and the connection, and returns when
+// the copy has ended. A request that is no WebSocket handshake of the subprotocol leaves the ticket
+// as it is: 400 or 426. Without a certificate, or a ticket of it: 403.
 func Handler[T any](tickets *Tickets[T], serve func(r *http.Request, value T, client *Socket)) http.Handler {
 	upgrader := websocket.Upgrader{Subprotocols: []string{wire.Subprotocol}, ReadBufferSize: 4 << 10,
 		WriteBufferSize: wire.MaxMessage}

@@ -1,5 +1,5 @@
-// Package stream serves the streams of copies: at URLs that are valid for one use, for one caller and
-// for a short time (the pattern of k8s.io/cri-streaming), over WebSocket.
+// Package stream serves the streams of copies: at URLs that are valid for one use, for one caller
+// and for a short time (the pattern of k8s.io/cri-streaming), over WebSocket.
 package stream
 
 import (
@@ -26,7 +26,8 @@ var (
 	ErrClosed = errors.New("the agent of the node ends")
 )
 
-// Tickets keep values for later calls, each for one use. All methods may be called by many goroutines.
+// Tickets keep values for later calls, each for one use. All methods may be called by many
+// goroutines.
 type Tickets[T any] struct {
 	expired func(T)
 
@@ -41,13 +42,14 @@ type ticket[T any] struct {
 	timer *time.Timer
 }
 
-// NewTickets returns Tickets that call expired for values that were not used. The caller calls Close.
+// NewTickets returns Tickets that call expired for values that were not used. The caller calls
+// Close.
 func NewTickets[T any](expired func(T)) *Tickets[T] {
 	return &Tickets[T]{expired: expired, all: map[string]*ticket[T]{}}
 }
 
-// Issue keeps a value for a peer, and returns the ticket: at least 128 bits of randomness, in letters
-// and digits. Errors: ErrTooMany, ErrClosed.
+// Issue keeps a value for a peer, and returns the ticket: at least 128 bits of randomness, in
+// letters and digits. Errors: ErrTooMany, ErrClosed.
 func (t *Tickets[T]) Issue(peer string, value T) (token string, expires time.Time, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -18,8 +18,8 @@ const (
 	writeLimit   = time.Minute      // of a message
 )
 
-// Socket is a WebSocket connection as the messages of a copy. It pings its peer, so that the end of a
-// peer is seen that does not close the connection.
+// Socket is a WebSocket connection as the messages of a copy. It pings its peer, so that the end of
+// a peer is seen that does not close the connection.
 type Socket struct {
 	conn   *websocket.Conn
 	wide   *Wide // below the connection; nil: none

@@ -90,12 +90,14 @@ func (l wideListener) Accept() (net.Conn, error) {
 	return NewWide(c), nil
 }
 
-// PassLimit is the time after which a peer that reads nothing ends a stream. The limit of the agent is shorter.
+// PassLimit is the time after which a peer that reads nothing ends a stream. The limit of the agent
+// is shorter.
 const PassLimit = 2 * writeLimit
 
-// Pass copies from one connection to another until an error, which is that of the writer if wrote is set: a
-// write has a limit, else a client that is suspended would keep the connections of both sides.
-// A connection of TLS returns a record at a time: those that have arrived together are sent together.
+// Pass copies from one connection to another until an error, which is that of the writer if wrote
+// is set: a write has a limit, else a client that is suspended would keep the connections of both
+// sides. A connection of TLS returns a record at a time: those that have arrived together are sent
+// together.
 func Pass(to, from net.Conn, limit time.Duration) (wrote bool, err error) {
 	const record = 16 << 10
 	buffer := make([]byte, 2*record)

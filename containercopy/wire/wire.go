@@ -3,9 +3,10 @@
 //
 // The receiver of a stream gets Data and Warning messages, then a Control message of the type End.
 // Copy from a container: the client verifies the stream, puts it at its place and sends Ack; the
-// last message is a Result. Copy to a container: the worker verifies the stream, puts it at its place
-// and sends the Result. Either side may send Progress, or a Result with an error in place of any
-// other message. A connection that ends before a Result without an error is a copy that has failed.
+// last message is a Result. Copy to a container: the worker verifies the stream, puts it at its
+// place and sends the Result. Either side may send Progress, or a Result with an error in place of
+// any other message. A connection that ends before a Result without an error is a copy that has
+// failed.
 package wire
 
 import (
@@ -20,8 +21,8 @@ import (
 )
 
 // MaxMessage is the maximum size of a message in bytes, with its first byte. With the header of a
-// WebSocket client, of 14 bytes (RFC 6455, 5.2), it fills 4 records of TLS: a rest of a few bytes would
-// cost as many system calls as a record. A packet of 128 KiB would need 16 pages in a row.
+// WebSocket client, of 14 bytes (RFC 6455, 5.2), it fills 4 records of TLS: a rest of a few bytes
+// would cost as many system calls as a record. A packet of 128 KiB would need 16 pages in a row.
 const MaxMessage = 64<<10 - 14
 
 // Subprotocol is the WebSocket subprotocol of a copy.
@@ -136,8 +137,8 @@ var (
 
 // Messages is a connection. Read and Write may be called at the same time, each by one goroutine.
 type Messages interface {
-	// Read returns the next message, which is valid until the next call. Errors: io.EOF at the end of
-	// the connection.
+	// Read returns the next message, which is valid until the next call. Errors: io.EOF at the end
+	// of the connection.
 	Read() ([]byte, error)
 	// Write sends a message of at most MaxMessage bytes.
 	Write(message []byte) error
@@ -273,12 +274,12 @@ type Body struct {
 	err    error
 }
 
-// Body returns the tar stream that arrives. It calls warn for the warnings in it, unless warn is nil.
-// After io.EOF, End returns the End message.
+// Body returns the tar stream that arrives. It calls warn for the warnings in it, unless warn is
+// nil. After io.EOF, End returns the End message.
 func (s *Stream) Body(warn func(Note)) *Body { return &Body{stream: s, warn: warn} }
 
-// Read reads from the tar stream. Errors: io.EOF after the End message; a Failure that the sender has
-// sent; those of Receive.
+// Read reads from the tar stream. Errors: io.EOF after the End message; a Failure that the sender
+// has sent; those of Receive.
 func (b *Body) Read(p []byte) (int, error) {
 	for len(b.rest) == 0 {
 		if b.err == nil {

@@ -213,8 +213,9 @@ func TestInvalidMessages(t *testing.T) {
 	}
 }
 
-// TestMessagesOfV1alpha1: programs of different versions exchange these messages, so they do not change.
-// A field that this version does not know is skipped; a type that it does not know is an error.
+// TestMessagesOfV1alpha1: programs of different versions exchange these messages, so they do not
+// change. A field that this version does not know is skipped; a type that it does not know is an
+// error.
 func TestMessagesOfV1alpha1(t *testing.T) {
 	for text, message := range map[string]Message{
 		`{"type":"progress","size":7}`:                                 {Type: Progress, Size: 7},
@@ -251,7 +252,8 @@ func TestMessagesOfV1alpha1(t *testing.T) {
 	}
 }
 
-// FuzzReceive: no message makes a receiver panic, or is taken for the end of a stream that has none.
+// FuzzReceive: no message makes a receiver panic, or is taken for the end of a stream that has
+// none.
 func FuzzReceive(f *testing.F) {
 	f.Add([]byte("\x00data"), []byte("\x01"+`{"type":"end","size":4}`))
 	f.Add([]byte("\x02"+`{"path":"a"}`), []byte("\x01"+`{"type":"result","code":"ABORTED"}`))

@@ -11,7 +11,8 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/wire"
 )
 
-// packets are the messages of a socket whose calls block: a worker has one copy, and needs no poller.
+// packets are the messages of a socket whose calls block: a worker has one copy, and needs no
+// poller.
 type packets struct {
 	fd     int
 	buffer []byte
@@ -58,7 +59,8 @@ func (p *packets) closed() bool {
 	return err == nil && n > 0 && fds[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
 }
 
-// Retry repeats a send for which the kernel has no memory at the moment: a packet needs pages in a row.
+// Retry repeats a send for which the kernel has no memory at the moment: a packet needs pages in a
+// row.
 func Retry(send func() error) error {
 	const pause, patience = 10 * time.Millisecond, 10 * time.Second
 	for start := time.Now(); ; {

@@ -1,11 +1,11 @@
 // Package worker copies to or from one container, as the identity of the container. A worker is a
 // process of its own: the agent starts it in a sibling of the user namespace, with the same maps,
-// with the user of the container, and with an empty root. The worker has three descriptors: the root
-// directory of the container, a packet socket to the agent, and proc.
+// with the user of the container, and with an empty root. The worker has three descriptors: the
+// root directory of the container, a packet socket to the agent, and proc.
 //
-// The worker trusts neither the container nor the client. It reaches files through descriptors below
-// the root of the container only (package archive), as a user who has no right that the container has
-// not. A worker ends when the socket is closed: its unfinished copy is removed then.
+// The worker trusts neither the container nor the client. It reaches files through descriptors
+// below the root of the container only (package archive), as a user who has no right that the
+// container has not. A worker ends when the socket is closed: its unfinished copy is removed then.
 package worker
 
 import (
@@ -27,8 +27,8 @@ type Spec struct {
 	Limits archive.Limits
 	SHA256 bool `json:"sha256,omitempty"` // also compute a SHA-256 of the stream
 
-	// Precompute: a copy from the container reads everything once for its Sum message, and again for
-	// the stream after a Start message. A stream with another sum is an error.
+	// Precompute: a copy from the container reads everything once for its Sum message, and again
+	// for the stream after a Start message. A stream with another sum is an error.
 	Precompute bool `json:"precompute,omitempty"`
 
 	// Of a copy to the container.

@@ -21,8 +21,8 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/wire"
 )
 
-// Main is the main function of a worker. It returns the exit code: 0 after a copy that has succeeded
-// or whose error was sent, 1 otherwise.
+// Main is the main function of a worker. It returns the exit code: 0 after a copy that has
+// succeeded or whose error was sent, 1 otherwise.
 func Main() int {
 	w := &worker{root: RootFD, packets: newPackets(SocketFD)}
 	w.stream = wire.NewStream(w.packets)
@@ -218,7 +218,8 @@ func (w *worker) to() (m wire.Message, err error) {
 	return m, err
 }
 
-// directory opens the directory in which the copy appears: that at the path, or the parent of the path.
+// directory opens the directory in which the copy appears: that at the path, or the parent of the
+// path.
 func (w *worker) directory() (dir *os.Root, isDir bool, err error) {
 	fd, err := archive.Resolve(w.root, w.spec.Path)
 	if err == nil {
@@ -247,8 +248,8 @@ func (w *worker) directory() (dir *os.Root, isDir bool, err error) {
 	return dir, false, err
 }
 
-// split returns the parent and the last element of an absolute path. It removes no "..": after a link,
-// that is the parent of the target of the link.
+// split returns the parent and the last element of an absolute path. It removes no "..": after a
+// link, that is the parent of the target of the link.
 func split(p string) (parent, name string) {
 	p = strings.TrimRight(p, "/")
 	i := strings.LastIndexByte(p, '/')
@@ -323,8 +324,8 @@ func (w *worker) reports(done *atomic.Int64) (stop func()) {
 	return func() { close(end) }
 }
 
-// commit moves the staged copy to its place, and returns the path of it in the container, and whether
-// it was merged into an existing directory.
+// commit moves the staged copy to its place, and returns the path of it in the container, and
+// whether it was merged into an existing directory.
 func (w *worker) commit(dir *os.Root, isDir bool, staging *place.Staging) (at string, merged bool, err error) {
 	source, err := staging.Source(w.spec.Contents)
 	if err != nil {

@@ -69,8 +69,8 @@ var runs = map[string]int{
 }
 
 // methods are the methods of the mounter's type tool.Runner that run a program, and the same index.
-// Each takes the name as its parameter called name. A file that calls one names the package, for the
-// method's other arguments.
+// Each takes the name as its parameter called name. A file that calls one names the package, for
+// the method's other arguments.
 var methods = map[string]int{"Run": 3, "Output": 4}
 
 // programs returns the programs that a file runs, with where, and the places where that cannot be
@@ -125,8 +125,8 @@ func programs(file string) (calls map[string]string, unknown []string, err error
 	return calls, unknown, nil
 }
 
-// program returns the name of the program if n is a call that runs a program. In a file with runner,
-// a method's name is enough.
+// program returns the name of the program if n is a call that runs a program. In a file with
+// runner, a method's name is enough.
 func program(n ast.Node, runner bool) ast.Expr {
 	if literal, ok := n.(*ast.CompositeLit); ok && isCmd(literal.Type) {
 		return literal // never a name that can be read

@@ -16,8 +16,8 @@ import (
 type signer struct {
 	cert string // PEM: the certificate, and those between it and a root
 	key  string // PEM: the private key, without a password
-	// timestamp is the URL of an RFC 3161 authority; "" for none. Without a timestamp a signature is
-	// valid as long as its certificate.
+	// timestamp is the URL of an RFC 3161 authority; "" for none. Without a timestamp a signature
+	// is valid as long as its certificate.
 	timestamp string
 }
 

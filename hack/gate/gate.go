@@ -35,8 +35,8 @@ type gate struct {
 	dir   string           // for the output of running steps
 	limit <-chan time.Time // a value interrupts the running steps
 	grace time.Duration    // from the interruption of a step until it is killed
-	// optional has the duration of each optional step on a slow machine with cold caches. It is left
-	// out if remaining returns less.
+	// optional has the duration of each optional step on a slow machine with cold caches. It is
+	// left out if remaining returns less.
 	optional  map[string]time.Duration
 	remaining func() time.Duration // until the limit
 	mu        sync.Mutex           // of out
@@ -141,8 +141,8 @@ func (g *gate) runStep(ctx context.Context, s step, log string) result {
 	return r
 }
 
-// runInterruptible runs a command in its process group, which gets SIGINT when ctx ends, and SIGKILL
-// when the command has not ended then after the grace.
+// runInterruptible runs a command in its process group, which gets SIGINT when ctx ends, and
+// SIGKILL when the command has not ended then after the grace.
 func (g *gate) runInterruptible(ctx context.Context, cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err

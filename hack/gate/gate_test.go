@@ -275,8 +275,8 @@ func TestEachStepIsATarget(t *testing.T) {
 	}
 }
 
-// TestContributingHasTheSteps: the page names the steps of each lane, and the suites outside of them
-// are targets.
+// TestContributingHasTheSteps: the page names the steps of each lane, and the suites outside of
+// them are targets.
 func TestContributingHasTheSteps(t *testing.T) {
 	page, err := os.ReadFile("../../CONTRIBUTING.md")
 	if err != nil {

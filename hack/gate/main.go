@@ -1,9 +1,9 @@
 //go:build unix
 
-// Command gate runs the suites of CI in two lanes, as .ci/run does. A suite that fails interrupts the
-// other lane. The end of the output is a summary with the duration of each suite. At the limit of
-// CAUSEWAY_CI_SECONDS, the running suites are interrupted. The program fails then, unless all suites
-// that must pass have passed.
+// Command gate runs the suites of CI in two lanes, as .ci/run does. A suite that fails interrupts
+// the other lane. The end of the output is a summary with the duration of each suite. At the limit
+// of CAUSEWAY_CI_SECONDS, the running suites are interrupted. The program fails then, unless all
+// suites that must pass have passed.
 package main
 
 import (

@@ -185,7 +185,8 @@ func (d *Dir) openat(name string, flag int, perm fs.FileMode) (fd int, err error
 	return fd, err
 }
 
-// withParent calls do with the directory that holds the entry called name, and the last element of name.
+// withParent calls do with the directory that holds the entry called name, and the last element of
+// name.
 func (d *Dir) withParent(name string, do func(parent int, base string) error) error {
 	if !fs.ValidPath(name) || name == "." {
 		return fs.ErrInvalid

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// descriptor returns the list in the language of security descriptors (SDDL). It replaces a list that
-// the file inherits, and entries of a directory inherit it.
+// descriptor returns the list in the language of security descriptors (SDDL). It replaces a list
+// that the file inherits, and entries of a directory inherit it.
 // https://learn.microsoft.com/windows/win32/secauthz/ace-strings
 func (a Access) descriptor() string {
 	const private = "D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;FA;;;OW)"
@@ -75,8 +75,8 @@ func Protect(path string) error {
 	return Set(path, Private)
 }
 
-// MakePrivate makes a directory, with its parents, that other users cannot enter: a new one from its
-// first moment.
+// MakePrivate makes a directory, with its parents, that other users cannot enter: a new one from
+// its first moment.
 func MakePrivate(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return err

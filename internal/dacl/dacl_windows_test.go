@@ -58,8 +58,8 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestProtect: a directory that inherits its list gets one of its own, and one that an administrator
-// has set stays.
+// TestProtect: a directory that inherits its list gets one of its own, and one that an
+// administrator has set stays.
 func TestProtect(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	for range 2 {

@@ -54,8 +54,8 @@ func (p Program) Copy(ctx context.Context, path string) error {
 	return p.readSources(ctx, path)
 }
 
-// readSources reads the directories of the program's packages. go test then knows that the result of
-// the test depends on these files, and runs the test again after a change.
+// readSources reads the directories of the program's packages. go test then knows that the result
+// of the test depends on these files, and runs the test again after a change.
 func (p Program) readSources(ctx context.Context, path string) error {
 	args := append(append([]string{"list", "-deps", "-f={{with .Module}}{{if .Main}}{{$.Dir}}{{end}}{{end}}"},
 		p.Flags...), p.Package)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// module makes a module with a program that prints a text. The program is in no cache, as the time is
-// a part of it.
+// module makes a module with a program that prints a text. The program is in no cache, as the time
+// is a part of it.
 func module(t *testing.T) (write func(text string), p Program) {
 	t.Helper()
 	dir, comment := t.TempDir(), fmt.Sprint("// ", time.Now().UnixNano())

@@ -18,8 +18,8 @@ import (
 )
 
 // Env names, in the environment of a process that hangs, the system call: write or getdents. The
-// process is a program that calls Main, with a path as its argument. It prints a line when it hangs,
-// and completes the call at the end of its standard input.
+// process is a program that calls Main, with a path as its argument. It prints a line when it
+// hangs, and completes the call at the end of its standard input.
 const Env = "CAUSEWAY_TEST_HANG"
 
 // Main must be called first in TestMain, or in main. In a process that hangs it does not return.

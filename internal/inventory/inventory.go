@@ -52,8 +52,8 @@ func Key(id string) string {
 	return id
 }
 
-// List lists all objects of the driver at conn. Errors: those of the driver, and an ID of an unknown
-// form, as no text shows whether it is named.
+// List lists all objects of the driver at conn. Errors: those of the driver, and an ID of an
+// unknown form, as no text shows whether it is named.
 func List(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*Inventory, error) {
 	c := csi.NewControllerClient(conn)
 	name, err := name(ctx, conn, o)
@@ -206,8 +206,8 @@ func snapshot(e *csi.ListSnapshotsResponse_Entry) Object {
 	return o
 }
 
-// segments returns the values of a topology, without their keys and without the operating systems of
-// nodes, which identify no node.
+// segments returns the values of a topology, without their keys and without the operating systems
+// of nodes, which identify no node.
 func segments(all []*csi.Topology) (values []string) {
 	for _, t := range all {
 		for key, value := range t.GetSegments() {

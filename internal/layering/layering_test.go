@@ -79,8 +79,8 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/mounter/internal/options":         {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/mounter/internal/paths":           {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/mounter/internal/signature":       {nil, append([]string{"os/exec"}, logging...)},
-	// The Linux half of the mounter. References run linux → image, disk, cifs, freeze → filesystem → tool,
-	// loop → tree.
+	// The Linux half of the mounter. References run linux → image, disk, cifs, freeze → filesystem
+	// → tool, loop → tree.
 	linuxHalf:                 {[]string{"golang.org/x/sys", "github.com/moby/sys", module + "internal/crashpoint", module + "internal/helper", module + linuxHalf, module + "pkg/mounter/internal/inflight", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	linuxHalf + "/tree":       {[]string{"golang.org/x/sys", "github.com/moby/sys", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	linuxHalf + "/tool":       {[]string{"golang.org/x/sys", module + "internal/helper", module + linuxHalf + "/tree", module + "pkg/mounter"}, logging},

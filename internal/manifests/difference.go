@@ -108,8 +108,8 @@ func changedLines(from, to string) string {
 	return text.String()
 }
 
-// edit is a step that makes a list of another one: indexes into both, or -1 where an element is only
-// in the other one. at is the number of elements before it of the first list.
+// edit is a step that makes a list of another one: indexes into both, or -1 where an element is
+// only in the other one. at is the number of elements before it of the first list.
 type edit struct{ from, to, at int }
 
 // edits returns the shortest list of steps, by the longest common subsequence.

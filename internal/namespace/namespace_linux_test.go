@@ -31,7 +31,8 @@ func TestMain(m *testing.M) {
 
 const cleanedUp, noNamespace = 7, 8 // exit codes
 
-// program cleans up when it gets SIGTERM: it prints a line, and ends after its parent has closed its input.
+// program cleans up when it gets SIGTERM: it prints a line, and ends after its parent has closed
+// its input.
 func program() int {
 	if err := Enter(); err != nil {
 		fmt.Println(err)

@@ -4,8 +4,9 @@
 // 	protoc        v3.21.12
 // source: internal/peer/peer.proto
 
-// The calls of a router to the driver on a node beside CSI. The two can be of different releases: fields and calls are only
-// added, and the router works without a call that an older node answers with UNIMPLEMENTED.
+// The calls of a router to the driver on a node beside CSI. The two can be of different releases:
+// fields and calls are only added, and the router works without a call that an older node answers
+// with UNIMPLEMENTED.
 
 package peer
 
@@ -31,8 +32,8 @@ const (
 	SnapshotPartRequest_UNKNOWN SnapshotPartRequest_Step = 0
 	// Stop writes to the volumes. The other fields come with this one.
 	SnapshotPartRequest_BEGIN SnapshotPartRequest_Step = 1
-	// Copy the volumes at this moment, let writes continue, and make the copies durable. Writes are stopped for at most
-	// the node's own time limit: after it the response is an error.
+	// Copy the volumes at this moment, let writes continue, and make the copies durable. Writes are
+	// stopped for at most the node's own time limit: after it the response is an error.
 	SnapshotPartRequest_CUT SnapshotPartRequest_Step = 2
 	// Make the part.
 	SnapshotPartRequest_COMMIT SnapshotPartRequest_Step = 3
@@ -83,7 +84,8 @@ func (SnapshotPartRequest_Step) EnumDescriptor() ([]byte, []int) {
 
 type LocateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name, capabilities and parameters of the volume. Secrets are sent only to the node that creates the volume.
+	// Name, capabilities and parameters of the volume. Secrets are sent only to the node that
+	// creates the volume.
 	Create        *csi.CreateVolumeRequest `protobuf:"bytes,1,opt,name=create,proto3" json:"create,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -130,7 +132,8 @@ type LocateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ID of the volume of that name; empty if it does not exist.
 	VolumeId string `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	// Response of GetCapacity for the parameters and capabilities of the request; not set if the volume exists.
+	// Response of GetCapacity for the parameters and capabilities of the request; not set if the
+	// volume exists.
 	Room          *csi.GetCapacityResponse `protobuf:"bytes,2,opt,name=room,proto3" json:"room,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -4,8 +4,9 @@
 // - protoc             v3.21.12
 // source: internal/peer/peer.proto
 
-// The calls of a router to the driver on a node beside CSI. The two can be of different releases: fields and calls are only
-// added, and the router works without a call that an older node answers with UNIMPLEMENTED.
+// The calls of a router to the driver on a node beside CSI. The two can be of different releases:
+// fields and calls are only added, and the router works without a call that an older node answers
+// with UNIMPLEMENTED.
 
 package peer
 
@@ -33,20 +34,23 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type PeerClient interface {
-	// Locate returns the volume of a name on this node, or the capacity for a new volume. Errors: ABORTED while a call that
-	// creates a volume of that name runs, INVALID_ARGUMENT for invalid parameters if the volume does not exist.
+	// Locate returns the volume of a name on this node, or the capacity for a new volume. Errors:
+	// ABORTED while a call that creates a volume of that name runs, INVALID_ARGUMENT for invalid
+	// parameters if the volume does not exist.
 	Locate(ctx context.Context, in *LocateRequest, opts ...grpc.CallOption) (*LocateResponse, error)
-	// SnapshotPart makes the part of a group snapshot that has the volumes of this node; other nodes make the other parts.
-	// Each step is a request message and a response message. If the stream ends before the response to COMMIT, no part
-	// exists, or a part that is not settled. If the part exists already, the response to BEGIN contains it.
+	// SnapshotPart makes the part of a group snapshot that has the volumes of this node; other
+	// nodes make the other parts. Each step is a request message and a response message. If the
+	// stream ends before the response to COMMIT, no part exists, or a part that is not settled. If
+	// the part exists already, the response to BEGIN contains it.
 	SnapshotPart(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SnapshotPartRequest, SnapshotPartResponse], error)
 	// GetPart returns a part. Errors: NOT_FOUND.
 	GetPart(ctx context.Context, in *GetPartRequest, opts ...grpc.CallOption) (*Part, error)
-	// SettlePart records that all parts of a cut exist: the part is then deleted with its group only.
-	// Errors: NOT_FOUND, FAILED_PRECONDITION for a part of another cut.
+	// SettlePart records that all parts of a cut exist: the part is then deleted with its group
+	// only. Errors: NOT_FOUND, FAILED_PRECONDITION for a part of another cut.
 	SettlePart(ctx context.Context, in *SettlePartRequest, opts ...grpc.CallOption) (*SettlePartResponse, error)
 	// DiscardPart deletes a part of a cut that is not settled. A missing part is no error.
-	// Errors: FAILED_PRECONDITION for a part that is settled or of another cut, or from which a volume is being made.
+	// Errors: FAILED_PRECONDITION for a part that is settled or of another cut, or from which a
+	// volume is being made.
 	DiscardPart(ctx context.Context, in *DiscardPartRequest, opts ...grpc.CallOption) (*DiscardPartResponse, error)
 }
 
@@ -115,20 +119,23 @@ func (c *peerClient) DiscardPart(ctx context.Context, in *DiscardPartRequest, op
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
 type PeerServer interface {
-	// Locate returns the volume of a name on this node, or the capacity for a new volume. Errors: ABORTED while a call that
-	// creates a volume of that name runs, INVALID_ARGUMENT for invalid parameters if the volume does not exist.
+	// Locate returns the volume of a name on this node, or the capacity for a new volume. Errors:
+	// ABORTED while a call that creates a volume of that name runs, INVALID_ARGUMENT for invalid
+	// parameters if the volume does not exist.
 	Locate(context.Context, *LocateRequest) (*LocateResponse, error)
-	// SnapshotPart makes the part of a group snapshot that has the volumes of this node; other nodes make the other parts.
-	// Each step is a request message and a response message. If the stream ends before the response to COMMIT, no part
-	// exists, or a part that is not settled. If the part exists already, the response to BEGIN contains it.
+	// SnapshotPart makes the part of a group snapshot that has the volumes of this node; other
+	// nodes make the other parts. Each step is a request message and a response message. If the
+	// stream ends before the response to COMMIT, no part exists, or a part that is not settled. If
+	// the part exists already, the response to BEGIN contains it.
 	SnapshotPart(grpc.BidiStreamingServer[SnapshotPartRequest, SnapshotPartResponse]) error
 	// GetPart returns a part. Errors: NOT_FOUND.
 	GetPart(context.Context, *GetPartRequest) (*Part, error)
-	// SettlePart records that all parts of a cut exist: the part is then deleted with its group only.
-	// Errors: NOT_FOUND, FAILED_PRECONDITION for a part of another cut.
+	// SettlePart records that all parts of a cut exist: the part is then deleted with its group
+	// only. Errors: NOT_FOUND, FAILED_PRECONDITION for a part of another cut.
 	SettlePart(context.Context, *SettlePartRequest) (*SettlePartResponse, error)
 	// DiscardPart deletes a part of a cut that is not settled. A missing part is no error.
-	// Errors: FAILED_PRECONDITION for a part that is settled or of another cut, or from which a volume is being made.
+	// Errors: FAILED_PRECONDITION for a part that is settled or of another cut, or from which a
+	// volume is being made.
 	DiscardPart(context.Context, *DiscardPartRequest) (*DiscardPartResponse, error)
 	mustEmbedUnimplementedPeerServer()
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestConnectionsOfAnotherProtocol: ServerConfig has the requirements of Server, for the protocol of
-// its name only.
+// TestConnectionsOfAnotherProtocol: ServerConfig has the requirements of Server, for the protocol
+// of its name only.
 func TestConnectionsOfAnotherProtocol(t *testing.T) {
 	ca, other := newTestCA(t, "ours"), newTestCA(t, "other")
 	config := identity(t, ca.leaf(t, node, forServers)).ServerConfig(router, "http/1.1")
@@ -67,7 +67,8 @@ func TestClientsOfAnotherProtocol(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// A pipe has no buffer: the alert of the client and the messages of the server would wait for each other.
+			// A pipe has no buffer: the alert of the client and the messages of the server would
+			// wait for each other.
 			listener, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)

@@ -158,8 +158,8 @@ func (id *Identity) ServerConfig(client, protocol string) *tls.Config {
 	return c
 }
 
-// ClientConfig returns the requirements of Client for a connection of another protocol than gRPC, by
-// its name in ALPN. It has the certificate at the time of the call.
+// ClientConfig returns the requirements of Client for a connection of another protocol than gRPC,
+// by its name in ALPN. It has the certificate at the time of the call.
 func (id *Identity) ClientConfig(server, protocol string) *tls.Config {
 	c := (&client{id: id, server: server}).config(id.current())
 	c.NextProtos = []string{protocol}

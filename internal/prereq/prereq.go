@@ -22,8 +22,8 @@ func Install(ctx context.Context, log io.Writer, groups ...string) error {
 		return err
 	}
 	_, file, _, _ := runtime.Caller(0)
-	// Without the context: an apt-get that is killed leaves packages unpacked and not configured, and
-	// each further installation on this machine fails until a dpkg --configure -a.
+	// Without the context: an apt-get that is killed leaves packages unpacked and not configured,
+	// and each further installation on this machine fails until a dpkg --configure -a.
 	cmd := exec.Command("sh", append([]string{filepath.Join(filepath.Dir(file), "../../hack/packages")}, groups...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Run(); err != nil {

@@ -21,11 +21,11 @@ import (
 
 // A group snapshot whose volumes share a node is made by that node. A group snapshot over several
 // nodes has a part on each of them. Writes stop on all nodes while the parts
-// are copied, so all parts are of the same moment. Then all nodes record their parts. When all have,
-// each node commits its part, and only then the caller gets the group snapshot. A part that is
-// recorded and not committed was never acknowledged: a retry that finds such a part beside a node
-// without a part deletes it and starts from the beginning. A committed part is never deleted in this
-// way.
+// are copied, so all parts are of the same moment. Then all nodes record their parts. When all
+// have, each node commits its part, and only then the caller gets the group snapshot. A part that
+// is recorded and not committed was never acknowledged: a retry that finds such a part beside a
+// node without a part deletes it and starts from the beginning. A committed part is never deleted
+// in this way.
 
 // groupController is the GroupController service. CSI spec v1.13, Group Controller Service RPCs.
 type groupController struct {
@@ -109,8 +109,8 @@ type partRequest struct {
 	part    *peer.Part // when the node has recorded it
 }
 
-// createOverNodes makes a group snapshot, or finds it. createOverNodes returns nil if it found parts
-// of an earlier call and deleted them.
+// createOverNodes makes a group snapshot, or finds it. createOverNodes returns nil if it found
+// parts of an earlier call and deleted them.
 func (g *groupController) createOverNodes(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest, nodes []*node,
 	volumes map[*node][]string, all []string) (*csi.VolumeGroupSnapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -203,7 +203,8 @@ func (p *partRequest) mismatch() string {
 	return ""
 }
 
-// undo ends the parts that are not recorded on all nodes, and waits until the nodes have deleted them.
+// undo ends the parts that are not recorded on all nodes, and waits until the nodes have deleted
+// them.
 func (m *groupRequest) undo(ctx context.Context) {
 	m.step(ctx, func(_ context.Context, _ *node, p *partRequest) error {
 		if p.stream != nil && p.part == nil && p.stream.CloseSend() == nil {
@@ -283,8 +284,9 @@ func (m *groupRequest) resume(ctx context.Context, found []*node) (*csi.VolumeGr
 	return nil, nil
 }
 
-// commitParts commits all parts and returns the group snapshot. commitParts calls the nodes in turn,
-// in the same order as discard: if a router commits while another discards, the first node decides.
+// commitParts commits all parts and returns the group snapshot. commitParts calls the nodes in
+// turn, in the same order as discard: if a router commits while another discards, the first node
+// decides.
 func (m *groupRequest) commitParts(ctx context.Context) (*csi.VolumeGroupSnapshot, error) {
 	var parts []*peer.Part
 	for _, n := range m.nodes {

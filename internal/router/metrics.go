@@ -124,8 +124,8 @@ func (c collector) collect(out chan<- prometheus.Metric) {
 // maxShown is the largest number of nodes that Ready names.
 const maxShown = 20
 
-// Ready returns the number of nodes that answer, and a line for each silent node, first of nodes that
-// have an address. Silent nodes are no error: the others are served.
+// Ready returns the number of nodes that answer, and a line for each silent node, first of nodes
+// that have an address. Silent nodes are no error: the others are served.
 func (r *Router) Ready(context.Context) (string, error) {
 	v := r.view.Load()
 	if !v.known {

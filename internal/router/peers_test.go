@@ -306,8 +306,8 @@ func TestMetrics(t *testing.T) {
 	}, "a", "b")
 }
 
-// TestSilentSecondsAreOfOneNode: nodes that are silent one after the other do not add up, and a node
-// that answers ends its own time.
+// TestSilentSecondsAreOfOneNode: nodes that are silent one after the other do not add up, and a
+// node that answers ends its own time.
 func TestSilentSecondsAreOfOneNode(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		want := func(event string, least, most time.Duration) {
@@ -341,8 +341,8 @@ func TestSilentSecondsAreOfOneNode(t *testing.T) {
 	}, "a", "b")
 }
 
-// TestReadyNamesNodesWithAnAddressFirst: after a scale-down, 40 nodes without an address do not hide
-// the reason of a node that does not answer. Each node has one line.
+// TestReadyNamesNodesWithAnAddressFirst: after a scale-down, 40 nodes without an address do not
+// hide the reason of a node that does not answer. Each node has one line.
 func TestReadyNamesNodesWithAnAddressFirst(t *testing.T) {
 	r := &Router{known: true, gone: map[string]gone{}, endpoints: map[string]*endpoint{
 		"9.0.0.1:9810": {address: "9.0.0.1:9810", last: "a",

@@ -92,8 +92,8 @@ func (r *Router) newView() *view {
 // maxNamed is the largest number of nodes that an error names.
 const maxNamed = 5
 
-// requireAll returns UNAVAILABLE unless all nodes answer: without a node, no statement about all of them
-// is possible.
+// requireAll returns UNAVAILABLE unless all nodes answer: without a node, no statement about all of
+// them is possible.
 func (v *view) requireAll() error {
 	if !v.known {
 		return status.Errorf(codes.Unavailable, "the nodes are not known yet: %v", cmp.Or(v.lookupErr, errNotLooked))
@@ -149,8 +149,8 @@ func (r *Router) owner(digest string) (*node, error) {
 			"--forgotten-nodes", len(v.nodes))
 }
 
-// nodeOf returns the node of an ID. what names the ID in errors. Errors: INVALID_ARGUMENT for an empty
-// ID; malformed if no node made the ID; those of owner.
+// nodeOf returns the node of an ID. what names the ID in errors. Errors: INVALID_ARGUMENT for an
+// empty ID; malformed if no node made the ID; those of owner.
 func (r *Router) nodeOf(what, id string) (*node, error) {
 	if id == "" {
 		return nil, status.Errorf(codes.InvalidArgument, "the %s is missing", what)

@@ -14,8 +14,8 @@
 //   - The driver may repeat a call with the same arguments after any outcome, even after a crash.
 //     The repeated call finishes the job or finds its result.
 //   - A failed call leaves nothing behind, except after [ErrBusy], [ErrUnavailable] or the error of
-//     the context. Kubernetes takes every other error as final and never deletes the remains of the call
-//     behind (CSI spec v1.13, error scheme).
+//     the context. Kubernetes takes every other error as final and never deletes the remains of
+//     the call behind (CSI spec v1.13, error scheme).
 //   - IDs, names and parameters are untrusted input. An error or a record never contains a secret.
 package backend
 

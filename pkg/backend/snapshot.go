@@ -143,8 +143,8 @@ type PartSnapshotter interface {
 	//   - When o.Durable has returned nil, it records the part, which is not committed yet.
 	//
 	// If the part exists, SnapshotPart returns it and calls neither function. The existing part may
-	// have another AttemptID, and may be committed. The context of both functions ends with ctx and with
-	// the backend; the context of o.Frozen also ends when the backend can no longer hold back
+	// have another AttemptID, and may be committed. The context of both functions ends with ctx and
+	// with the backend; the context of o.Frozen also ends when the backend can no longer hold back
 	// writes.
 	//
 	// Unlike SnapshotGroup, SnapshotPart does not continue after ctx has ended. If either function
@@ -195,8 +195,8 @@ type PartOptions struct {
 const maxAttemptID = 64
 
 // Check returns [ErrInvalid] if o is not valid: if AttemptID is empty or too long, if Sources is
-// empty, has duplicates or is not contained in All, or if All is not in ascending order. Every backend
-// calls Check, and the router never sends options that fail the check.
+// empty, has duplicates or is not contained in All, or if All is not in ascending order. Every
+// backend calls Check, and the router never sends options that fail the check.
 func (o PartOptions) Check() error {
 	if len(o.AttemptID) == 0 || len(o.AttemptID) > maxAttemptID {
 		return fmt.Errorf("%w: invalid attempt ID of %d bytes: must have 1 to %d bytes", ErrInvalid, len(o.AttemptID),

@@ -86,8 +86,8 @@ type Backend struct {
 	// an io.Closer, it is closed after the last call.
 	Open func(c Config) (backend.Backend, error)
 
-	// Describe returns the path and the record of a volume on this node, for the command show, which
-	// runs beside the driver. It changes nothing and opens no backend. Describe may be nil.
+	// Describe returns the path and the record of a volume on this node, for the command show,
+	// which runs beside the driver. It changes nothing and opens no backend. Describe may be nil.
 	Describe func(c Config, id string) (Description, error)
 
 	// Helpers is only for the backends of Causeway, because the type is internal to this module.

@@ -8,8 +8,8 @@ import (
 )
 
 // TestLabelsOfTheKubelet: the kubelet adds the SELinux label of the pod to the mount flags of stage
-// and publish, and not to those of CreateVolume. An image takes it, and a volume that is staged with
-// a label is not published with another. A directory rejects it.
+// and publish, and not to those of CreateVolume. An image takes it, and a volume that is staged
+// with a label is not published with another. A directory rejects it.
 func TestLabelsOfTheKubelet(t *testing.T) {
 	const label, other = `context="system_u:object_r:container_file_t:s0:c1,c2"`,
 		`context="system_u:object_r:container_file_t:s0:c3,c4"`

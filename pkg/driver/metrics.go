@@ -116,8 +116,8 @@ var (
 		"1 for each condition of the storage, by reason. It is checked every 10 s.", []string{"reason"}, nil)
 )
 
-// stateMetrics is a prometheus.Collector for the last state that Driver.watch has seen: to collect it
-// touches no storage.
+// stateMetrics is a prometheus.Collector for the last state that Driver.watch has seen: to collect
+// it touches no storage.
 type stateMetrics struct{ last *atomic.Pointer[state] }
 
 func (m stateMetrics) Describe(out chan<- *prometheus.Desc) { out <- readyDesc; out <- conditionsDesc }

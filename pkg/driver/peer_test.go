@@ -17,7 +17,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// serveAt serves a server of the driver on a socket of its own, and returns a connection to the server.
+// serveAt serves a server of the driver on a socket of its own, and returns a connection to the
+// server.
 func (d *testDriver) serveAt(name string, server *grpc.Server) *grpc.ClientConn {
 	d.Helper()
 	l, address := d.listen(name)

@@ -21,8 +21,8 @@ import (
 // stagingRecord remembers the capability, the publish context and the Mount of a staged volume. CSI
 // passes the first two to no later call about the volume but NodePublishVolume. Later calls use the
 // Mount instead of asking the backend, whose storage may not answer. Only the mount table of the
-// kernel shows whether the volume is still staged. The names "use" and "attachment" are from an older
-// format: records of earlier releases have them.
+// kernel shows whether the volume is still staged. The names "use" and "attachment" are from an
+// older format: records of earlier releases have them.
 type stagingRecord struct {
 	VolumeID       string `json:"volumeID"`
 	Capability     digest `json:"use"`

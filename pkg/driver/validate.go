@@ -311,9 +311,9 @@ type topology struct {
 	// segments are those of the node; nil if not local.
 	segments map[string]string
 
-	// volume is the topology of a volume in CSI, which has the segment of its node only. node is that
-	// of the node and its snapshots. Both are nil if not local. All responses share them, which are
-	// immutable.
+	// volume is the topology of a volume in CSI, which has the segment of its node only. node is
+	// that of the node and its snapshots. Both are nil if not local. All responses share them,
+	// which are immutable.
 	volume, node *csi.Topology
 }
 

@@ -16,7 +16,8 @@ var _ = useWine()
 func useWine() bool {
 	overTCP = true
 	newFakeWindows = func(dir, frozen string) (mounter.Host, error) {
-		// The Host keeps the directory of its records open, which could not be removed with the rest.
+		// The Host keeps the directory of its records open, which could not be removed with the
+		// rest.
 		return host.New(dir, filepath.Join(filepath.Dir(dir)+"-records", filepath.Base(frozen)))
 	}
 	return true

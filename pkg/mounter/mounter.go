@@ -239,7 +239,8 @@ type PathCleaner interface {
 }
 
 // RuntimeReadOnly is a Mounter of a system without read-only mounts, such as Windows: the container
-// runtime makes a volume read-only, if readonly of NodePublishVolume requests it. Nothing else does.
+// runtime makes a volume read-only, if readonly of NodePublishVolume requests it. Nothing else
+// does.
 type RuntimeReadOnly interface {
 	// RuntimeReadOnly reports whether this is such a system.
 	RuntimeReadOnly() bool
@@ -269,8 +270,8 @@ type Images interface {
 
 	// GrowImage makes the volume in an image at least size bytes large, durably. It never makes the
 	// volume smaller, and repeated calls are fine. The filesystem grows when it is mounted, or by
-	// Grow. Errors: fs.ErrNotExist, ErrPath, ErrFormat if path is not an image, ErrBusy if the image
-	// is in use and this machine can only grow an unused image.
+	// Grow. Errors: fs.ErrNotExist, ErrPath, ErrFormat if path is not an image, ErrBusy if the
+	// image is in use and this machine can only grow an unused image.
 	GrowImage(ctx context.Context, path string, size int64) error
 
 	// ImageSize returns the size in bytes of the volume in an image, which may be in use. Errors:
@@ -335,8 +336,9 @@ type Images interface {
 	// absolute and still leads to the directory. Errors: ErrPath if an element of source is a link.
 	MountPointsOf(source string) ([]string, error)
 
-	// IsFilesystem reports whether a directory is the root of a filesystem, whose space then belongs
-	// to the owner of the directory alone. Errors: errors.ErrUnsupported where this is not known.
+	// IsFilesystem reports whether a directory is the root of a filesystem, whose space then
+	// belongs to the owner of the directory alone. Errors: errors.ErrUnsupported where this is not
+	// known.
 	IsFilesystem(dir string) (bool, error)
 
 	// Failing returns the images whose filesystems are mounted, by any process, and have failed, by
@@ -353,8 +355,8 @@ type Images interface {
 	Helpers() []Helpers
 }
 
-// Host is a machine: see the packages host and mountertest. Both halves share locks, so a Mounter and
-// the Images for the same files come from the same Host.
+// Host is a machine: see the packages host and mountertest. Both halves share locks, so a Mounter
+// and the Images for the same files come from the same Host.
 type Host interface {
 	Mounter
 	Images

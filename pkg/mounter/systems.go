@@ -54,14 +54,14 @@ var Windows = System{
 }
 
 // windowsShareOptions are the permitted options of a Share on Windows. seal has an effect: the
-// mapping demands encryption. sec=ntlmssp selects a user and a password, which Windows always needs;
-// it may log in by Kerberos with them. All others say how Linux shows, finds or caches files: they
-// have no effect, so that a storage class can serve nodes of both systems.
+// mapping demands encryption. sec=ntlmssp selects a user and a password, which Windows always
+// needs; it may log in by Kerberos with them. All others say how Linux shows, finds or caches
+// files: they have no effect, so that a storage class can serve nodes of both systems.
 //
-// Options whose security Windows would silently not keep are not among them. guest and sec=krb5 need
-// a login that a mapping does not have. vers: Windows negotiates the newest dialect, but accepts SMB
-// 2 from an old server. sign: a mapping of csi-proxy v2.0.0-alpha.2 cannot demand signatures. For
-// both, seal is the remedy: it needs SMB 3, and encrypted messages are signed.
+// Options whose security Windows would silently not keep are not among them. guest and sec=krb5
+// need a login that a mapping does not have. vers: Windows negotiates the newest dialect, but
+// accepts SMB 2 from an old server. sign: a mapping of csi-proxy v2.0.0-alpha.2 cannot demand
+// signatures. For both, seal is the remedy: it needs SMB 3, and encrypted messages are signed.
 var windowsShareOptions = func() map[string]*regexp.Regexp {
 	own := maps.Clone(options.Share)
 	for _, name := range []string{"guest", "vers", "sign"} {
@@ -85,8 +85,8 @@ func (s System) Supports(k Kind, fsType string, options []string) error {
 	return s.CheckOptions(errors.ErrUnsupported, k, fsType, options)
 }
 
-// CheckOptions returns an error that wraps kind for the first of options that a mount of kind k with
-// this filesystem type may not have.
+// CheckOptions returns an error that wraps kind for the first of options that a mount of kind k
+// with this filesystem type may not have.
 func (s System) CheckOptions(kind error, k Kind, fsType string, options []string) error {
 	i := s.forbidden(k, fsType, options)
 	if i < 0 {
@@ -158,8 +158,9 @@ func CheckFSType(fsType string) error {
 	return nil
 }
 
-// optionAt is the option with an index in an error: its position, and its name if an option of shares
-// has that name. Any other text can be a secret (CSI spec v1.13, VolumeCapability.mount_flags).
+// optionAt is the option with an index in an error: its position, and its name if an option of
+// shares has that name. Any other text can be a secret (CSI spec v1.13,
+// VolumeCapability.mount_flags).
 func optionAt(mountOptions []string, i int) string {
 	at := fmt.Sprintf("option %d of %d", i+1, len(mountOptions))
 	if name, _, _ := strings.Cut(mountOptions[i], "="); options.HasShare(name) {

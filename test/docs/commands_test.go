@@ -18,18 +18,21 @@ type block struct {
 var (
 	opening  = regexp.MustCompile("^( *)```(.*)$")
 	indented = regexp.MustCompile(`^(?: {4}|\t)\s*\S`)
-	// command begins the commands of a block without a language. Other blocks of this kind are output.
+	// command begins the commands of a block without a language. Other blocks of this kind are
+	// output.
 	command = regexp.MustCompile(`^(?:kubectl|helm|csi-sidecars|driver|ctr|apt|cosign|curl|git|go|make|cd|mkdir|export|[A-Za-z_]+=\S+) ?`)
 	list    = regexp.MustCompile(`^\s*(?:[-*+]|\d+\.) `)
 	heredoc = regexp.MustCompile(`<<-?["']?(\w+)`)
 	// twice is kubectl as an argument of kubectl: no operator of the shell is between them.
 	twice = regexp.MustCompile("(?:^|\\s)kubectl [^|;&(`]*\\skubectl\\s")
-	// joined is text after the end of a line: after a backslash, or after the word of a here-document.
+	// joined is text after the end of a line: after a backslash, or after the word of a
+	// here-document.
 	joined = regexp.MustCompile(`\\ +\S|<<-?["']?\w+["']? +\w`)
 )
 
-// blocks returns the blocks of a page, and the numbers of its lines that are indented code: after an
-// empty line, with four spaces or more. Later paragraphs of a list do not have as many on our pages.
+// blocks returns the blocks of a page, and the numbers of its lines that are indented code: after
+// an empty line, with four spaces or more. Later paragraphs of a list do not have as many on our
+// pages.
 func blocks(text string) (all []block, indent []int) {
 	var open *block
 	before, width := "", 0
@@ -66,8 +69,8 @@ func (b block) merged() (all []string) {
 	return all
 }
 
-// TestCommandsWorkAsWritten: a reader copies the commands of a page. Code is between fences, since a
-// tool that wraps prose merges the lines of indented code.
+// TestCommandsWorkAsWritten: a reader copies the commands of a page. Code is between fences, since
+// a tool that wraps prose merges the lines of indented code.
 func TestCommandsWorkAsWritten(t *testing.T) {
 	checked := 0
 	for page, text := range pages(t) {

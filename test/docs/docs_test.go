@@ -225,8 +225,8 @@ func TestReadmeIsShort(t *testing.T) {
 	}
 }
 
-// TestReadmeTellsTheSize: the numbers of lines on the front page, of the spine and of all packages of
-// this module in the driver for Linux, without tests, are right within a twentieth.
+// TestReadmeTellsTheSize: the numbers of lines on the front page, of the spine and of all packages
+// of this module in the driver for Linux, without tests, are right within a twentieth.
 func TestReadmeTellsTheSize(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {

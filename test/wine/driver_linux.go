@@ -38,8 +38,8 @@ type server struct {
 	csi.NodeClient
 }
 
-// runDriver builds the driver, and uses it as the kubelet and the sidecars do. want are the specs of
-// csi-sanity on Linux. The result is that of csi-sanity.
+// runDriver builds the driver, and uses it as the kubelet and the sidecars do. want are the specs
+// of csi-sanity on Linux. The result is that of csi-sanity.
 func runDriver(ctx context.Context, p *prefix, want specs) (result *row, err error) {
 	s := &server{p: p, program: filepath.Join(p.path(ownDir), "driver.exe")}
 	for _, dir := range []string{kubelet, root} {
@@ -118,7 +118,8 @@ func (s *server) kill() {
 	s.cmd = nil
 }
 
-// linux returns the path outside of Wine of a path of a request, which csi-sanity ends with /target.
+// linux returns the path outside of Wine of a path of a request, which csi-sanity ends with
+// /target.
 func (s *server) linux(windows string) string {
 	return s.p.path(strings.ReplaceAll(windows, "/", `\`))
 }

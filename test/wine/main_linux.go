@@ -1,7 +1,7 @@
-// Command wine runs tests of the driver for Windows under Wine: unit tests with csi-sanity, and then
-// the driver itself as a process, whose endpoint is on TCP. Wine proves the logic of the services,
-// paths, records and the start of the program. It proves nothing about links, sockets and access
-// control lists of Windows, which it does not have.
+// Command wine runs tests of the driver for Windows under Wine: unit tests with csi-sanity, and
+// then the driver itself as a process, whose endpoint is on TCP. Wine proves the logic of the
+// services, paths, records and the start of the program. It proves nothing about links, sockets and
+// access control lists of Windows, which it does not have.
 //
 // wine needs root only to install packages. It keeps its prefix, which has about 700 MB, in the
 // user's cache directory.

@@ -97,7 +97,8 @@ func test(ctx context.Context, cmd *exec.Cmd) (map[string]*outcome, error) {
 	return outcomes, nil
 }
 
-// printFailures prints the output of the tests that failed, or of a package that failed without one.
+// printFailures prints the output of the tests that failed, or of a package that failed without
+// one.
 func (o *outcome) printFailures() {
 	failed := o.failed
 	if len(failed) == 0 && o.action == "pass" {

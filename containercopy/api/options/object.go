@@ -29,8 +29,9 @@ func (o *PodCopyToOptions) DeepCopyObject() runtime.Object {
 	return &c
 }
 
-// AddToScheme registers the options, and their conversions: from query parameters, and to themselves for the
-// policies and webhooks of the admission. Internal and external options are the same types.
+// AddToScheme registers the options, and their conversions: from query parameters, and to
+// themselves for the policies and webhooks of the admission. Internal and external options are the
+// same types.
 func AddToScheme(s *runtime.Scheme) error {
 	for _, v := range []schema.GroupVersion{Version, {Group: Version.Group, Version: runtime.APIVersionInternal}} {
 		s.AddKnownTypes(v, &PodCopyFromOptions{}, &PodCopyToOptions{})

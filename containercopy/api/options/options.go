@@ -54,8 +54,8 @@ type PodCopyToOptions struct {
 	Path      string `json:"path"`                // absolute
 	Contents  bool   `json:"contents,omitempty"`  // the entries of the source directory, without the directory
 
-	// Size and Checksum are those of the tar stream, in bytes and as CRC-32C. Both or neither is set; the
-	// end of the stream always has them.
+	// Size and Checksum are those of the tar stream, in bytes and as CRC-32C. Both or neither is
+	// set; the end of the stream always has them.
 	Size     *int64  `json:"size,omitempty"`
 	Checksum *uint32 `json:"checksum,omitempty"`
 	SHA256   string  `json:"sha256,omitempty"` // of the stream, in hexadecimal digits; needs Size

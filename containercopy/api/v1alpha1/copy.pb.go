@@ -4,11 +4,11 @@
 // 	protoc        v3.21.12
 // source: api/v1alpha1/copy.proto
 
-// The calls of KEP-4582 to the agent of a node. The KEP's fields have its numbers; all others are of
-// this project. Errors: INVALID_ARGUMENT, NOT_FOUND for a container that is not of the pod,
-// FAILED_PRECONDITION for a container that is not running, UNIMPLEMENTED for a runtime whose containers
-// have no root directory on the node, OUT_OF_RANGE for a declared size over the limit, and
-// RESOURCE_EXHAUSTED for too many copies: the caller tries again later.
+// The calls of KEP-4582 to the agent of a node. The KEP's fields have its numbers; all others are
+// of this project. Errors: INVALID_ARGUMENT, NOT_FOUND for a container that is not of the pod,
+// FAILED_PRECONDITION for a container that is not running, UNIMPLEMENTED for a runtime whose
+// containers have no root directory on the node, OUT_OF_RANGE for a declared size over the limit,
+// and RESOURCE_EXHAUSTED for too many copies: the caller tries again later.
 
 package v1alpha1
 

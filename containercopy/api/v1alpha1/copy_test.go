@@ -8,9 +8,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// contract has the calls, the fields of all messages with their numbers and types, and the enums. Agents
-// and API servers of different versions depend on them: lines are added, and none is changed. KEP-4582 has
-// container_id, path (of a copy from), size, checksum and url with these numbers.
+// contract has the calls, the fields of all messages with their numbers and types, and the enums.
+// Agents and API servers of different versions depend on them: lines are added, and none is
+// changed. KEP-4582 has container_id, path (of a copy from), size, checksum and url with these
+// numbers.
 const contract = `
 CopyToContainerRequest.container_id 1 string
 CopyToContainerRequest.size 2 uint64

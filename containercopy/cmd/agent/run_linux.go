@@ -170,8 +170,8 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 // netConn is a connection above another: of TLS, and stream.Wide.
 type netConn interface{ NetConn() net.Conn }
 
-// admitted keeps the connections of authenticated clients apart from those of all others, as gRPC does
-// with the credentials of package peertls.
+// admitted keeps the connections of authenticated clients apart from those of all others, as gRPC
+// does with the credentials of package peertls.
 func admitted(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, _ := r.Context().Value(connKey{}).(net.Conn)
@@ -215,8 +215,8 @@ func (r *readiness) check(ctx context.Context) error {
 	return err
 }
 
-// observed serves the metrics, and the probes of the kubelet: a restart of the agent would not repair
-// its node, so only readiness depends on it.
+// observed serves the metrics, and the probes of the kubelet: a restart of the agent would not
+// repair its node, so only readiness depends on it.
 func observed(registry *prometheus.Registry, r *readiness) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))

@@ -1,6 +1,6 @@
-// Command apiserver is the aggregated API server of container copy: kube-apiserver passes the requests
-// for podcopiesfrom/proxy and podcopiesto/proxy to it. Its flags are those of k8s.io/apiserver, and
-// some for the agents.
+// Command apiserver is the aggregated API server of container copy: kube-apiserver passes the
+// requests for podcopiesfrom/proxy and podcopiesto/proxy to it. Its flags are those of
+// k8s.io/apiserver, and some for the agents.
 package main
 
 import (

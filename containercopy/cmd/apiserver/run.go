@@ -34,8 +34,8 @@ type flags struct {
 // delay is the time between the signal to end and the end of new copies.
 const delay = 5 * time.Second
 
-// newFlags returns the defaults. The server has no storage, and its requests have no priorities: its
-// streams are exempt, and the agents limit them.
+// newFlags returns the defaults. The server has no storage, and its requests have no priorities:
+// its streams are exempt, and the agents limit them.
 func newFlags() *flags {
 	o := genericoptions.NewRecommendedOptions("", apiserver.Codecs.LegacyCodec(options.Version))
 	o.Etcd = nil

@@ -84,8 +84,8 @@ func (c *command) hint(err error) error {
 	return fmt.Errorf("%w; --overwrite=files replaces files", err)
 }
 
-// causeOf returns the reason for which ctx has ended, with an error that has another reason, such as one
-// that names a part of the copy.
+// causeOf returns the reason for which ctx has ended, with an error that has another reason, such
+// as one that names a part of the copy.
 func causeOf(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
 	if errors.Is(err, client.ErrUnknown) {
@@ -99,8 +99,8 @@ func causeOf(ctx context.Context, err error) error {
 	return fmt.Errorf("%w; %w", cause, err)
 }
 
-// checkLocal checks the path on this machine before a request. Errors: client.ErrUsage if it, or the
-// directory around a destination, does not exist; those of the system.
+// checkLocal checks the path on this machine before a request. Errors: client.ErrUsage if it, or
+// the directory around a destination, does not exist; those of the system.
 func (c *command) checkLocal(s streams) error {
 	var err error
 	switch {

@@ -360,8 +360,8 @@ func TestRefusals(t *testing.T) {
 	nothing(t, dir)
 }
 
-// TestErrorsOfTheContainer: nothing is at the destination after an error in the middle, and no control
-// character of the container is on the terminal.
+// TestErrorsOfTheContainer: nothing is at the destination after an error in the middle, and no
+// control character of the container is on the terminal.
 func TestErrorsOfTheContainer(t *testing.T) {
 	s := &server{}
 	s.start(t)
@@ -432,8 +432,8 @@ func unfinished(dir string) []string {
 	return names
 }
 
-// TestAStall: --timeout and a signal end a copy whose far side, or whose standard stream, waits. The
-// unfinished copy is removed.
+// TestAStall: --timeout and a signal end a copy whose far side, or whose standard stream, waits.
+// The unfinished copy is removed.
 func TestAStall(t *testing.T) {
 	end := make(chan struct{})
 	s := &server{}

@@ -68,8 +68,8 @@ func negotiate(ctx context.Context, handshake func() (*websocket.Conn, error)) (
 	return nil, ctx.Err()
 }
 
-// shake makes the handshake of a request, with the credentials of a configuration. That of client-go
-// has buffers of its own, which divide the messages of a copy. Errors: those of refusal.
+// shake makes the handshake of a request, with the credentials of a configuration. That of
+// client-go has buffers of its own, which divide the messages of a copy. Errors: those of refusal.
 func shake(config *rest.Config, req *http.Request) (*websocket.Conn, error) {
 	settings, err := config.TransportConfig()
 	if err != nil {
@@ -110,8 +110,8 @@ func shake(config *rest.Config, req *http.Request) (*websocket.Conn, error) {
 	return h.conn, nil
 }
 
-// handshake is the transport of one request, a WebSocket handshake. It returns the answer of a refused
-// handshake without an error.
+// handshake is the transport of one request, a WebSocket handshake. It returns the answer of a
+// refused handshake without an error.
 type handshake struct {
 	dialer websocket.Dialer
 	conn   *websocket.Conn // after a handshake

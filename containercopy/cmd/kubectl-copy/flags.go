@@ -149,8 +149,8 @@ func (c *command) pod() client.Spec {
 // preserves reports whether the copy keeps an attribute.
 func (c *command) preserves(attribute string) bool { return slices.Contains(c.preserve, attribute) }
 
-// options returns the options of the near side. The limits are those of the agent: this side accepts
-// every size.
+// options returns the options of the near side. The limits are those of the agent: this side
+// accepts every size.
 func (c *command) options(r *report) client.Options {
 	limits := archive.DefaultLimits()
 	limits.Bytes, limits.Entries = 0, 1<<31-1

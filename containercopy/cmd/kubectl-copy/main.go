@@ -1,7 +1,7 @@
 // Command kubectl-copy is the plugin kubectl copy: it copies files and directories to and from
-// containers. Exit codes: 0 after a complete copy; 1 after an error, with nothing at the destination; 2
-// for an invalid command line, or a local path that does not exist; 75 if too many copies are in
-// progress, so that a later retry may succeed.
+// containers. Exit codes: 0 after a complete copy; 1 after an error, with nothing at the
+// destination; 2 for an invalid command line, or a local path that does not exist; 75 if too many
+// copies are in progress, so that a later retry may succeed.
 package main
 
 import (

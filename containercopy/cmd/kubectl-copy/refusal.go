@@ -18,8 +18,8 @@ import (
 var errNoAPI = errors.New("the cluster has no container copy, or it is not available: see kubectl get apiservice " +
 	options.Version.Version + "." + options.Version.Group)
 
-// busy reports whether an error is that of too many copies. RESOURCE_EXHAUSTED in a stream is another
-// one, such as a full disk.
+// busy reports whether an error is that of too many copies. RESOURCE_EXHAUSTED in a stream is
+// another one, such as a full disk.
 func busy(err error) bool { return apierrors.IsTooManyRequests(err) }
 
 // notServed is the message of a Status for a resource that a server does not have.
@@ -43,8 +43,9 @@ func refusal(answer *http.Response) error {
 // statusMessage is the message in a part of a Status.
 var statusMessage = regexp.MustCompile(`^\{"kind":"Status",.*"message":("(?:[^"\\]|\\.)*)`)
 
-// statusIn returns the Status of an answer. It reports false for a body that is a plain text, as those
-// of the proxy and of the priority levels of kube-apiserver are, and for a Status that is cut.
+// statusIn returns the Status of an answer. It reports false for a body that is a plain text, as
+// those of the proxy and of the priority levels of kube-apiserver are, and for a Status that is
+// cut.
 func statusIn(answer *http.Response) (s metav1.Status, ok bool) {
 	content := body(answer)
 	if json.Unmarshal(content, &s) == nil && s.Kind == "Status" && s.Code != 0 {

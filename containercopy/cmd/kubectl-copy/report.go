@@ -102,8 +102,8 @@ func (r *report) newLine() {
 	}
 }
 
-// warn prints a warning about an entry, or without a path about the copy. Names of a container may have
-// control characters.
+// warn prints a warning about an entry, or without a path about the copy. Names of a container may
+// have control characters.
 func (r *report) warn(path, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,5 +1,6 @@
-// Command nodepart compares the node's part of a small copy, from the call of the agent to the Result,
-// with an exec of tar by the container runtime. It runs on the node. containercopy/live starts it.
+// Command nodepart compares the node's part of a small copy, from the call of the agent to the
+// Result, with an exec of tar by the container runtime. It runs on the node. containercopy/live
+// starts it.
 package main
 
 import (

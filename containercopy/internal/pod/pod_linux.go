@@ -1,5 +1,5 @@
-// Package pod makes containers for tests: processes of the test's own program in namespaces of their
-// own, which need root and no container runtime.
+// Package pod makes containers for tests: processes of the test's own program in namespaces of
+// their own, which need root and no container runtime.
 package pod
 
 import (

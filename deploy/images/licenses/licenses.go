@@ -23,7 +23,8 @@ type Program struct {
 	Tags    string   // of the build
 	Env     []string // of the go command: the platform
 
-	// Unlicensed is the directory of a module whose author may not have chosen a license yet, or "".
+	// Unlicensed is the directory of a module whose author may not have chosen a license yet, or
+	// "".
 	Unlicensed string
 }
 

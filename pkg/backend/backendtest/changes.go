@@ -74,7 +74,8 @@ type image struct {
 	bytes []byte
 }
 
-// takeImage creates a snapshot, and reads its content from a restored volume, which it deletes then.
+// takeImage creates a snapshot, and reads its content from a restored volume, which it deletes
+// then.
 func (d *differ) takeImage(name, volume string) image {
 	d.Helper()
 	v, err := d.Get(context.Background(), volume, nil)

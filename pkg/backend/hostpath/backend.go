@@ -26,8 +26,8 @@ type Config struct {
 	Init       bool   // take Root if it is empty and RootRecord records no root: a first start
 	Adopt      bool   // take Root even if RootRecord records another root, or Root is that of another node
 	// Lost are the UUIDs of roots that never come back. A record of such a root in RootRecord
-	// does not count. The backend rejects such a root if it is found again, because its next loss would not
-	// be noticed.
+	// does not count. The backend rejects such a root if it is found again, because its next loss
+	// would not be noticed.
 	Lost []string
 	// WindowsImageClone permits the restoring and cloning of images on Windows, where the copy has
 	// the GUIDs of its source. Elsewhere it is an error.
@@ -35,8 +35,8 @@ type Config struct {
 	// TrimInterval is the time between two trims of the mounted images; 0 trims none. On Windows it
 	// is an error.
 	TrimInterval time.Duration
-	// Kinds are the kinds of volumes that may be created: "directory", "image"; all if it is empty. The
-	// first is that of volumes without the parameter kind.
+	// Kinds are the kinds of volumes that may be created: "directory", "image"; all if it is empty.
+	// The first is that of volumes without the parameter kind.
 	Kinds []string
 
 	// Report is called with the panic of a background task, a *guard.Panic. May be nil.

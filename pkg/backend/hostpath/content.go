@@ -20,8 +20,8 @@ type content struct {
 }
 
 // fixedParameters are the parameters of a StorageClass that cannot change. A volume does not store
-// consistencyKey: it is for the copy that makes the volume. knownMutable has the parameters that can
-// change.
+// consistencyKey: it is for the copy that makes the volume. knownMutable has the parameters that
+// can change.
 var fixedParameters = []string{kindKey, consistencyKey}
 
 // planContent returns the content of a new volume. from is the content of its source, or nil.
@@ -67,9 +67,9 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 	return c, fmt.Errorf("%w: invalid kind %.64q: must be %q or %q", backend.ErrInvalid, c.Kind, directory, image)
 }
 
-// servable returns ErrInvalid for content of a kind that this backend does not make, and ErrExhausted
-// for content that the operating system of this node cannot mount, or not for these uses: another
-// node may.
+// servable returns ErrInvalid for content of a kind that this backend does not make, and
+// ErrExhausted for content that the operating system of this node cannot mount, or not for these
+// uses: another node may.
 func (b *Backend) servable(c content, uses []backend.Access) error {
 	if !slices.Contains(b.kinds, c.Kind) {
 		return fmt.Errorf("%w: invalid kind %q: must be one of %q (--kinds)", backend.ErrInvalid, c.Kind, b.kinds)

@@ -17,9 +17,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// The size of an image is that of the volume in it. A directory has a limit by a project quota of xfs
-// or ext4, or as a subvolume of btrfs with a quota group, if the filesystem has quotas enabled; the
-// driver never enables them. On btrfs directories are subvolumes in any case, for their snapshots.
+// The size of an image is that of the volume in it. A directory has a limit by a project quota of
+// xfs or ext4, or as a subvolume of btrfs with a quota group, if the filesystem has quotas enabled;
+// the driver never enables them. On btrfs directories are subvolumes in any case, for their
+// snapshots.
 
 // admit returns the mechanism for the limit of v's directory, and the reason if there can be no
 // limit. admit sets v.Promised. Errors: ErrExhausted if the limit is required, as another node may

@@ -73,8 +73,8 @@ func (e *executor) copy(report func(copyReport), run func(copier.Options) (copie
 	}
 }
 
-// yieldEvery returns a function for the goroutine of a copy, which gives way to calls after each time
-// slice.
+// yieldEvery returns a function for the goroutine of a copy, which gives way to calls after each
+// time slice.
 func (e *executor) yieldEvery() func() {
 	last := time.Now()
 	return func() {

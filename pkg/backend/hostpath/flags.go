@@ -82,10 +82,10 @@ func (k *kindList) Set(list string) error {
 	return err
 }
 
-// Check cleans Root, and returns an error for an interval of trims that is too short, and unless Root
-// is an absolute path outside of the kubelet's directory and of the state directory, which are clean
-// absolute paths: mounts and records inside the root would be lost with its disk. Check follows links
-// as far as they exist.
+// Check cleans Root, and returns an error for an interval of trims that is too short, and unless
+// Root is an absolute path outside of the kubelet's directory and of the state directory, which are
+// clean absolute paths: mounts and records inside the root would be lost with its disk. Check
+// follows links as far as they exist.
 func (f *Flags) Check(kubeletDir, stateDir string) error {
 	if !filepath.IsAbs(f.Root) {
 		return fmt.Errorf("invalid --root=%s: must be an absolute path", f.Root)

@@ -366,8 +366,8 @@ func TestAMissingDirectoryIsDataLoss(t *testing.T) {
 	}
 }
 
-// Without its record, a volume is unusable from the next start on: the conditions ask for the record,
-// too.
+// Without its record, a volume is unusable from the next start on: the conditions ask for the
+// record, too.
 func TestAMissingRecordIsReportedAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

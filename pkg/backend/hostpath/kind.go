@@ -59,9 +59,10 @@ const (
 )
 
 // minSizes are the sizes, in bytes, of the smallest images with a useful filesystem that can grow:
-// btrfs rejects sizes below 256 MiB for a device that is to be resized. An image with ntfs is a disk
-// with a partition table: 1 MiB at each end, and at most 32 MiB that Windows reserves on a disk of
-// this size (the Microsoft Reserved Partition) leave 94 MiB for the filesystem, which needs about 10.
+// btrfs rejects sizes below 256 MiB for a device that is to be resized. An image with ntfs is a
+// disk with a partition table: 1 MiB at each end, and at most 32 MiB that Windows reserves on a
+// disk of this size (the Microsoft Reserved Partition) leave 94 MiB for the filesystem, which needs
+// about 10.
 var minSizes = map[string]int64{
 	"": sizeUnit, "ext4": 4 << 20, "xfs": 300 << 20, "btrfs": 256 << 20, "ntfs": 128 << 20,
 }

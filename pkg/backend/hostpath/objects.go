@@ -369,8 +369,8 @@ func (g *group) beside() string {
 	return ", as a part of a group of " + strings.Join(g.All, ", ")
 }
 
-// checkAttempt returns ErrNotFound if g is not a part, and ErrPrecondition if g is a part of another
-// attempt.
+// checkAttempt returns ErrNotFound if g is not a part, and ErrPrecondition if g is a part of
+// another attempt.
 func (g *group) checkAttempt(attemptID string) error {
 	switch {
 	case !g.isPart():

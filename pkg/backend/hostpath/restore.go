@@ -130,8 +130,8 @@ func (c copying) restore(ctx context.Context, source content, incomplete *beneat
 }
 
 // adapt gives the copy of an image the size of v, and gives its filesystem, if any, a new UUID, so
-// that both can be mounted at the same time. The filesystem grows when it is mounted. On Windows the
-// copy keeps the GUIDs of its source: see Config.WindowsImageClone.
+// that both can be mounted at the same time. The filesystem grows when it is mounted. On Windows
+// the copy keeps the GUIDs of its source: see Config.WindowsImageClone.
 func (c copying) adapt(ctx context.Context, incomplete *beneath.Dir, v *volume, got copied) error {
 	if got.size > v.Size {
 		return fmt.Errorf("%w: the source has grown to %d bytes during the copy", backend.ErrBusy, got.size)

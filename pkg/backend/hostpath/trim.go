@@ -42,8 +42,8 @@ func (b *Backend) trimImages(ctx context.Context, s *root) {
 	}
 }
 
-// isLeft reports whether an error leaves an image until the next time, without a message: another call
-// needs the image, a device of another image does not answer, or the volume was deleted.
+// isLeft reports whether an error leaves an image until the next time, without a message: another
+// call needs the image, a device of another image does not answer, or the volume was deleted.
 func isLeft(err error) bool {
 	return errors.Is(err, mounter.ErrBusy) || errors.Is(err, mounter.ErrNoAnswer) || errors.Is(err, fs.ErrNotExist)
 }

@@ -287,8 +287,8 @@ func TestTheFlagForVirtualDisksIsRefusedElsewhere(t *testing.T) {
 	}
 }
 
-// TestAnImageForWindows: its smallest size leaves space for the partition table and for the partition
-// that Windows reserves.
+// TestAnImageForWindows: its smallest size leaves space for the partition table and for the
+// partition that Windows reserves.
 func TestAnImageForWindows(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20

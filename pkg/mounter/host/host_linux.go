@@ -9,9 +9,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/disk"
 )
 
-// New returns the Host of this machine for paths below dir, the kubelet directory, which must exist.
-// state is a directory for the Host alone, which must outlive the process. New creates a missing state
-// directory. New first thaws the filesystems that an earlier process has left frozen.
+// New returns the Host of this machine for paths below dir, the kubelet directory, which must
+// exist. state is a directory for the Host alone, which must outlive the process. New creates a
+// missing state directory. New first thaws the filesystems that an earlier process has left frozen.
 //
 // New needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
 func New(dir, state string) (mounter.Host, error) {

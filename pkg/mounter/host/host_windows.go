@@ -21,8 +21,8 @@ func IsShared(string) (bool, error) { return true, nil }
 
 // FindDevice returns the path of the disk with a serial number, or with an identifier of page 83 of
 // SCSI. The number in the path may change at a reboot, and when the disk is attached again. The
-// sequence number is 0: Windows has none, and Mount finds a BlockDevice by its Serial again. Errors:
-// fs.ErrNotExist, which is also ErrDevice, for no such disk; ErrDevice for several.
+// sequence number is 0: Windows has none, and Mount finds a BlockDevice by its Serial again.
+// Errors: fs.ErrNotExist, which is also ErrDevice, for no such disk; ErrDevice for several.
 func FindDevice(ctx context.Context, serial string) (path string, sequence uint64, err error) {
 	return win.FindDevice(ctx, serial)
 }

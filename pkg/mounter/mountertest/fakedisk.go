@@ -19,9 +19,9 @@ import (
 )
 
 // fakeDisk is a disk of a fake node: a virtual disk, or one of a storage system. Its file has the
-// bytes of the disk: the signatures that examine looks for, and a fakeTable. The files of its volume
-// are in a directory. That of a disk of a storage system is beside the file, so the files follow the
-// disk to another node.
+// bytes of the disk: the signatures that examine looks for, and a fakeTable. The files of its
+// volume are in a directory. That of a disk of a storage system is beside the file, so the files
+// follow the disk to another node.
 type fakeDisk struct {
 	serial, file string
 	base         int64 // where the disk begins in the file, in bytes: not 0 for a virtual disk
@@ -45,10 +45,10 @@ const (
 const volumeInfix = ".volume-"
 
 // AttachDisk attaches a disk with a serial number to the node, as a storage system does; the node
-// finds it by that number. The file has the bytes of the disk, and may grow: zeros are a blank disk.
-// The files of its volume are in a directory beside the file. A repeated call has no effect. As on
-// a real node, several disks can have one serial number, which is an error of a Mount, and Mount
-// waits up to 30 s for a disk that is not attached.
+// finds it by that number. The file has the bytes of the disk, and may grow: zeros are a blank
+// disk. The files of its volume are in a directory beside the file. A repeated call has no effect.
+// As on a real node, several disks can have one serial number, which is an error of a Mount, and
+// Mount waits up to 30 s for a disk that is not attached.
 func (w *FakeWindows) AttachDisk(serial, file string, readOnly bool) error {
 	if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() {
 		return errors.Join(err, fmt.Errorf("%w: %s must be a file", mounter.ErrDevice, file))

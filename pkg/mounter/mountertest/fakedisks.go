@@ -19,8 +19,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/signature"
 )
 
-// fakeDisks are disks on this machine, as a DiskHost for tests. Links of tests lead through a folder
-// to the directory with the files of a volume.
+// fakeDisks are disks on this machine, as a DiskHost for tests. Links of tests lead through a
+// folder to the directory with the files of a volume.
 type fakeDisks struct {
 	symlinks
 	folders string // the directory with the folders of volumes, as a path of this machine

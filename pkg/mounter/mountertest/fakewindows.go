@@ -26,8 +26,8 @@ type FakeWindows struct {
 // this machine, for tests. Data flows through its mounts. Disks are files, and shares directories:
 // see AttachDisk and AddShare. The path /a/b has the form C:\a\b, as a path without a drive has on
 // Windows, and is accepted in both. Names differ by case, as on this machine. dir is the directory
-// of the kubelet, which must exist. state is a directory for this Host alone, which is made if it is
-// missing: with it, a later Host finds the mounts of this one, as after a restart of the driver.
+// of the kubelet, which must exist. state is a directory for this Host alone, which is made if it
+// is missing: with it, a later Host finds the mounts of this one, as after a restart of the driver.
 func NewFakeWindows(dir, state string) (*FakeWindows, error) {
 	err := os.MkdirAll(state, 0o700)
 	if err == nil {

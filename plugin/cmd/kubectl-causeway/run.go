@@ -98,7 +98,8 @@ func run(ctx context.Context, args []string, s streams, connect connector) int {
 	return codeError
 }
 
-// lines returns the text of an error. Each further line is indented. The text can be that of a node.
+// lines returns the text of an error. Each further line is indented. The text can be that of a
+// node.
 func lines(err error) string {
 	all := strings.Split(err.Error(), "\n")
 	for i := range all {

@@ -123,8 +123,8 @@ func (b *bundle) summary(context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Versions, and names of API groups, such as authorization.k8s.io: a redaction would take them for
-	// names of secrets.
+	// Versions, and names of API groups, such as authorization.k8s.io: a redaction would take them
+	// for names of secrets.
 	return b.add("version.json", versions)
 }
 
@@ -135,7 +135,8 @@ type collection struct {
 	driver   []string // path of the field with the name of the driver, of the scope storage
 }
 
-// scope tells which objects of a kind are in the archive as a whole. Of all others it has the names.
+// scope tells which objects of a kind are in the archive as a whole. Of all others it has the
+// names.
 type scope int
 
 const (
@@ -352,9 +353,9 @@ func (b *bundle) records(ctx context.Context) error {
 	return nil
 }
 
-// logs adds the logs of all containers, also those before their last restart. The kubelet reads logs,
-// so it is not asked on a node that is not ready. The archive has the logs in the order in which they
-// are complete.
+// logs adds the logs of all containers, also those before their last restart. The kubelet reads
+// logs, so it is not asked on a node that is not ready. The archive has the logs in the order in
+// which they are complete.
 func (b *bundle) logs(ctx context.Context) error {
 	run, ctx := errgroup.WithContext(ctx)
 	run.SetLimit(logsAtOnce)

@@ -411,7 +411,8 @@ func TestNoShapeOfASecretIsKept(t *testing.T) {
 			}
 		}
 	}
-	// A secret with several lines has an end that is known: a quote, a bracket, indentation, a list.
+	// A secret with several lines has an end that is known: a quote, a bracket, indentation, a
+	// list.
 	for _, shape := range []string{`password: "$"`, "password='$'", "password: {\nx: $\n}", "<password>$</password>", "passwords: [\n$\n]"} {
 		if got := text(strings.ReplaceAll(shape, "$", "a\n"+marker)); strings.Contains(got, marker) {
 			t.Errorf("%q keeps the secret: %q", shape, got)
@@ -457,8 +458,8 @@ func TestTheEndOfALogIsKept(t *testing.T) {
 	}
 }
 
-// A log that breaks off is longer than the limit, too: half of its first line may be a secret without
-// its name.
+// A log that breaks off is longer than the limit, too: half of its first line may be a secret
+// without its name.
 func TestTheEndOfALogThatBreaksOffBeginsWithALine(t *testing.T) {
 	broken := errors.New("broken")
 	r := io.MultiReader(strings.NewReader("password="+strings.Repeat("x", 50)+marker+"\nkept-1\nkept-2"), iotest.ErrReader(broken))

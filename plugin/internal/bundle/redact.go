@@ -50,9 +50,9 @@ var (
 	urlUser = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://).*@`)
 )
 
-// privateKeys match the blocks of private keys, and everything before the end of a block whose begin
-// is missing: a log is cut at its begin. patterns match secrets within a line. It is better to lose
-// a harmless word than to keep a secret.
+// privateKeys match the blocks of private keys, and everything before the end of a block whose
+// begin is missing: a log is cut at its begin. patterns match secrets within a line. It is better
+// to lose a harmless word than to keep a secret.
 var (
 	privateKeys = []*regexp.Regexp{
 		regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?` +
@@ -93,8 +93,8 @@ var (
 	nameBefore = regexp.MustCompile(`[\w.$/-]*$`)
 	nameIn     = regexp.MustCompile(`^[\s"'` + "`" + `,=(\[]*[\w.$/ -]*`)
 	logTime    = regexp.MustCompile(`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(?:Z|[+-][0-9:]+) `)
-	// noValue matches the rest of a line whose value follows on the next one: a block scalar, a tag,
-	// or punctuation.
+	// noValue matches the rest of a line whose value follows on the next one: a block scalar, a
+	// tag, or punctuation.
 	noValue = regexp.MustCompile(`^[\s\\"'` + "`" + `,|>\[\]{}()+0-9-]*(?:[&!]\S*\s*)*[|>+0-9-]*\s*(?:#.*)?$`)
 )
 
@@ -237,7 +237,8 @@ var documents = regexp.MustCompile(`(?m)^---[ \t]*$\n?`)
 // file removes secrets from a file in a ConfigMap: by the names in it if it is YAML or JSON.
 func file(s string) string {
 	var out [][]byte
-	// YAML would take a part of a URL for a name. The rest of a value goes with its line at the end.
+	// YAML would take a part of a URL for a name. The rest of a value goes with its line at the
+	// end.
 	s = urlUser.ReplaceAllString(parameter.ReplaceAllString(s, "${1}"+redacted), "${1}"+redacted+"@")
 	for _, doc := range documents.Split(s, -1) {
 		if strings.TrimSpace(doc) == "" {
@@ -307,8 +308,8 @@ func object(o map[string]any) map[string]any {
 	return values(o, true).(map[string]any)
 }
 
-// values removes secrets from a value, by its names and in all strings. api reports whether it is an
-// object of the API, whose fields are known.
+// values removes secrets from a value, by its names and in all strings. api reports whether it is
+// an object of the API, whose fields are known.
 func values(v any, api bool) any {
 	switch v := v.(type) {
 	case map[string]any:

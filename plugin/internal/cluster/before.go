@@ -165,8 +165,8 @@ func (g *gatherer) raw(ctx context.Context, path string) ([]byte, error) {
 // errNoNamespace is the reason why pods cannot be tried.
 var errNoNamespace = errors.New("the namespace does not exist yet")
 
-// unjudged are rejections that say nothing about the pods of the driver: the user lacks the right, or
-// a webhook accepts no dry run.
+// unjudged are rejections that say nothing about the pods of the driver: the user lacks the right,
+// or a webhook accepts no dry run.
 var unjudged = regexp.MustCompile(`cannot create resource|does not support dry run|error looking up service account`)
 
 // dryRun asks the API server whether it would accept a pod like that of the DaemonSet. Nothing is
@@ -206,8 +206,8 @@ func (g *gatherer) dryRun(ctx context.Context, p Plan) error {
 	return err
 }
 
-// eachNode runs do for nodes, some at once, and notes a source as unread: partly, if it was read for
-// some nodes.
+// eachNode runs do for nodes, some at once, and notes a source as unread: partly, if it was read
+// for some nodes.
 func (g *gatherer) eachNode(nodes []string, atOnce int, do func(node string) map[Source]error) {
 	failed, known := map[Source][]string{}, map[Source]int{}
 	var mu sync.Mutex

@@ -50,8 +50,8 @@ type Pod struct {
 	*corev1.Pod
 	// Asked reports whether the pod runs, so that its ports were asked.
 	Asked bool
-	// Ended reports whether the pod was deleted while the view was gathered: its answers do not count, and
-	// Asked is false.
+	// Ended reports whether the pod was deleted while the view was gathered: its answers do not
+	// count, and Asked is false.
 	Ended                           bool
 	DriverReady, SidecarsReady      Answer
 	DriverMetrics, SidecarsMetrics  Metrics

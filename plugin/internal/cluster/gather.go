@@ -175,8 +175,8 @@ func (g *gatherer) lists(ctx context.Context) {
 	g.snapshots(ctx)
 }
 
-// endingPage is the number of pods in an answer. No field selector selects pods that end, and all pods
-// of a large cluster need much memory.
+// endingPage is the number of pods in an answer. No field selector selects pods that end, and all
+// pods of a large cluster need much memory.
 const endingPage = 500
 
 // ending returns the pods with a deletionTimestamp.
@@ -316,8 +316,8 @@ func (g *gatherer) askPods(ctx context.Context) {
 	g.note(Answers, g.unanswered())
 }
 
-// unanswered returns an error for the pods whose ports have not answered: the reasons of the first, and
-// the names of others.
+// unanswered returns an error for the pods whose ports have not answered: the reasons of the first,
+// and the names of others.
 func (g *gatherer) unanswered() (err error) {
 	var others []string
 	for _, d := range g.view.Drivers {

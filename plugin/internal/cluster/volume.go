@@ -19,8 +19,8 @@ func NodesOf(pv *corev1.PersistentVolume) (nodes []string) {
 	return nodes
 }
 
-// ClaimIn returns the name of the claim of a volume of a pod, or "". The claim of a generic ephemeral
-// volume has the name POD-VOLUME.
+// ClaimIn returns the name of the claim of a volume of a pod, or "". The claim of a generic
+// ephemeral volume has the name POD-VOLUME.
 func ClaimIn(p *corev1.Pod, vol *corev1.Volume) string {
 	switch {
 	case vol.PersistentVolumeClaim != nil:

@@ -52,8 +52,8 @@ var architectures = map[string][]string{"linux": {"amd64", "arm64"}, "windows": 
 // leaveOut is the remedy of a node that cannot run the driver.
 const leaveOut = "leave the node out by hostpath.node.nodeSelector and --node-selector"
 
-// nodeState finds nodes that are not ready, and a selector that selects no node: all other checks of
-// nodes would pass.
+// nodeState finds nodes that are not ready, and a selector that selects no node: all other checks
+// of nodes would pass.
 func (b before) nodeState(v *cluster.View) []Finding {
 	if b.withLabels() != "" && !slices.ContainsFunc(v.Nodes, func(n corev1.Node) bool { return !cluster.Virtual(&n) }) {
 		return []Finding{{Severity: Error, Object: "nodes", Cause: "the node selector selects no node: the driver " +

@@ -18,8 +18,8 @@ import (
 // recent is the age up to which a warning counts. Sidecars retry at intervals of at most 5 minutes.
 const recent = 10 * time.Minute
 
-// longCall is the time for which errors of a copy are no findings: the driver copies a large volume,
-// and the sidecar calls again.
+// longCall is the time for which errors of a copy are no findings: the driver copies a large
+// volume, and the sidecar calls again.
 const longCall = 15 * time.Minute
 
 // fromCode returns the text of an error from its code, or the whole text. The snapshotter quotes
@@ -36,16 +36,16 @@ func fromCode(text string) string {
 	return text
 }
 
-// transient is a kind of error that is expected for some time after its first occurrence. After that
-// time, the error is a finding.
+// transient is a kind of error that is expected for some time after its first occurrence. After
+// that time, the error is a finding.
 type transient struct {
 	is    func(text string) bool
 	limit time.Duration
 }
 
 var (
-	// duringUpdate is the error of a driver or a sidecar that was just replaced. The kubelet does not
-	// know the driver meanwhile.
+	// duringUpdate is the error of a driver or a sidecar that was just replaced. The kubelet does
+	// not know the driver meanwhile.
 	duringUpdate = transient{func(text string) bool {
 		code := fromCode(text)
 		return strings.HasPrefix(code, "code = Unavailable") && !tooFewFiles.match.MatchString(code) ||
@@ -81,8 +81,8 @@ func (t transient) covers(v *cluster.View, text string, since time.Time) bool {
 	return t.is(text) && v.ServerNow().Sub(since) < t.limit
 }
 
-// expected reports whether the newest warning is an error of one of the kinds, and the oldest warning
-// of that kind is younger than its limit. The call did not begin before notBefore.
+// expected reports whether the newest warning is an error of one of the kinds, and the oldest
+// warning of that kind is younger than its limit. The call did not begin before notBefore.
 func expected(v *cluster.View, warnings []corev1.Event, notBefore time.Time, kinds ...transient) bool {
 	return slices.ContainsFunc(kinds, func(t transient) bool {
 		since := began(v, warnings, t.is)
@@ -144,8 +144,8 @@ func first(e corev1.Event) time.Time {
 	return cluster.EventTime(e)
 }
 
-// began returns the time of the first of the warnings with an error of a kind. A text that varies makes
-// several events of one failure. The errors of another kind are those of another failure.
+// began returns the time of the first of the warnings with an error of a kind. A text that varies
+// makes several events of one failure. The errors of another kind are those of another failure.
 func began(v *cluster.View, warnings []corev1.Event, is func(text string) bool) time.Time {
 	oldest := v.ServerNow()
 	for _, e := range warnings {
@@ -247,8 +247,8 @@ func podsWithVolumes(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// forVolumes matches the reasons of the scheduler that are about bound volumes or their capacity. The
-// reason "unbound immediate PersistentVolumeClaims" is that of the claim.
+// forVolumes matches the reasons of the scheduler that are about bound volumes or their capacity.
+// The reason "unbound immediate PersistentVolumeClaims" is that of the claim.
 var forVolumes = regexp.MustCompile(`volume|PersistentVolume's node affinity|non-existent pv|free storage`)
 
 // unschedulable returns the reason for which no node fits a pod, or "". Unlike the events of the
@@ -276,8 +276,9 @@ func scheduled(p *corev1.Pod) time.Time {
 	return time.Time{}
 }
 
-// hasVolumes reports whether the kubelet has mounted the volumes of a pod: then it makes the sandbox, and
-// starts the containers. Such a pod is Pending while images are pulled, or init containers run.
+// hasVolumes reports whether the kubelet has mounted the volumes of a pod: then it makes the
+// sandbox, and starts the containers. Such a pod is Pending while images are pulled, or init
+// containers run.
 func hasVolumes(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionTrue
@@ -323,12 +324,12 @@ func volumesOf(v *cluster.View, p *corev1.Pod, volumes map[string]*cluster.Drive
 	return all
 }
 
-// inEvent has the name of the volume in an event of the kubelet or of the controller of attachments.
-// The recorder adds the prefix in brackets if many events differ in their text only.
+// inEvent has the name of the volume in an event of the kubelet or of the controller of
+// attachments. The recorder adds the prefix in brackets if many events differ in their text only.
 var inEvent = regexp.MustCompile(`^(?:\(combined from similar events\): )?[A-Za-z. ]*failed for volume "([^"]*)"`)
 
-// driversOf returns the drivers of the volume in an event about a mount, or nil. An event without a volume
-// counts if the pod has no volumes of others.
+// driversOf returns the drivers of the volume in an event about a mount, or nil. An event without a
+// volume counts if the pod has no volumes of others.
 func (used podVolumes) driversOf(e corev1.Event) []*cluster.Driver {
 	m := inEvent.FindStringSubmatch(e.Message)
 	switch {
@@ -340,8 +341,8 @@ func (used podVolumes) driversOf(e corev1.Event) []*cluster.Driver {
 	return nil
 }
 
-// failedMounts returns the events of failed mounts of the volumes of a pod, the newest first, if the
-// newest is recent.
+// failedMounts returns the events of failed mounts of the volumes of a pod, the newest first, if
+// the newest is recent.
 func failedMounts(v *cluster.View, p *corev1.Pod, used podVolumes) []corev1.Event {
 	all := warnings(v, "Pod", p, "FailedMount", "FailedMapVolume", "FailedAttachVolume")
 	return ifRecent(v, slices.DeleteFunc(all, func(e corev1.Event) bool { return used.driversOf(e) == nil }))

@@ -88,9 +88,9 @@ func unreached(v *cluster.View, d *cluster.Driver, p *cluster.Pod) (all []Findin
 		case known:
 			report(m, l.text)
 		case l.gone && (l.node == "" || hasAddress(lines, l.node) || !hasPod(d, l.node)):
-			// The node has left the cluster, and forgotten-volumes finds its volumes. Or it has another
-			// address, which has a line of its own. Or it has no pod: an update replaces the pod, or the
-			// DaemonSets no longer select the node.
+			// The node has left the cluster, and forgotten-volumes finds its volumes. Or it has
+			// another address, which has a line of its own. Or it has no pod: an update replaces
+			// the pod, or the DaemonSets no longer select the node.
 		case names[l.node]:
 			excused[l.node] = true
 		case absent > 0 && !hasPod(d, l.node):
@@ -112,8 +112,8 @@ type silentLine struct {
 	gone         bool   // the node has no address
 }
 
-// readyzLine is "ID (ADDRESS): REASON", or "ADDRESS: REASON" if no node has answered there since the
-// start of the router.
+// readyzLine is "ID (ADDRESS): REASON", or "ADDRESS: REASON" if no node has answered there since
+// the start of the router.
 var readyzLine = regexp.MustCompile(`(?m)^(?:(\S+) \((\S+:\d+)\)|(\S+:\d+)): (.*)$`)
 
 // silentLines returns the nodes in /readyz of a router.
@@ -176,9 +176,9 @@ func starting(v *cluster.View, d *cluster.Driver) int {
 	return len(names) + absent
 }
 
-// startingNodes returns the nodes whose pod ends, has just started, or has not been ready for a short
-// time, as in an update, and the number of nodes whose pod does not exist yet. A node that does not
-// exist counts: its pod is deleted soon. A pod on a node that is away does not count.
+// startingNodes returns the nodes whose pod ends, has just started, or has not been ready for a
+// short time, as in an update, and the number of nodes whose pod does not exist yet. A node that
+// does not exist counts: its pod is deleted soon. A pod on a node that is away does not count.
 func startingNodes(v *cluster.View, d *cluster.Driver) (names map[string]bool, absent int) {
 	names = map[string]bool{}
 	now := v.ServerNow()
@@ -197,7 +197,8 @@ func startingNodes(v *cluster.View, d *cluster.Driver) (names map[string]bool, a
 	return names, absent
 }
 
-// unready reports whether a pod is not ready, and was ready or did not exist less than patience ago.
+// unready reports whether a pod is not ready, and was ready or did not exist less than patience
+// ago.
 func unready(p *cluster.Pod, now time.Time) bool {
 	since := p.CreationTimestamp.Time
 	for _, c := range p.Status.Conditions {
@@ -291,7 +292,8 @@ func leaders(v *cluster.View) (all []Finding) {
 		switch {
 		case !elects(d):
 		case l != nil && l.Spec.RenewTime != nil && v.ServerNow().Sub(l.Spec.RenewTime.Time) < time.Minute:
-			// also without a holder: a leader that ends releases the lease, and another pod takes it soon
+			// also without a holder: a leader that ends releases the lease, and another pod takes
+			// it soon
 		case youngest(v, d) < patience: // the lease may be that of an earlier installation
 		case l == nil:
 			all = append(all, noLeader(object, "the lease does not exist"))
@@ -371,8 +373,8 @@ func oneInstallation(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// installation describes the workloads of an installation, and the objects on its nodes. A tenant can
-// make workloads that look like those of the driver.
+// installation describes the workloads of an installation, and the objects on its nodes. A tenant
+// can make workloads that look like those of the driver.
 func installation(d *cluster.Driver) string {
 	text := "namespace " + d.Namespace + ": the driver on " + strconv.Itoa(len(d.NodePods())) + " nodes"
 	if d.Controller != nil {
@@ -385,7 +387,8 @@ func installation(d *cluster.Driver) string {
 	return text
 }
 
-// onNodes returns the sum of a metric of the nodes of a driver, and the number of nodes that have it.
+// onNodes returns the sum of a metric of the nodes of a driver, and the number of nodes that have
+// it.
 func onNodes(d *cluster.Driver, metric string) (sum, answers int) {
 	for _, p := range d.NodePods() {
 		if n, ok := p.DriverMetrics.Value(metric); ok {
@@ -427,8 +430,8 @@ func capacity(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// publishes reports whether the sidecars publish the capacity of a driver: it has a class that waits
-// for the first pod, or a flag demands it for all classes.
+// publishes reports whether the sidecars publish the capacity of a driver: it has a class that
+// waits for the first pod, or a flag demands it for all classes.
 func publishes(v *cluster.View, d *cluster.Driver) bool {
 	for _, c := range v.CSIDrivers {
 		if c.Name == d.Name && (c.Spec.StorageCapacity == nil || !*c.Spec.StorageCapacity) {

@@ -1391,8 +1391,8 @@ func TestErrorsOfObjectsThatAClaimNames(t *testing.T) {
 	}
 }
 
-// TestTheConditionOfAStatus: the reason comes from the status of the claim, or else from the newest event
-// with the status of the metric.
+// TestTheConditionOfAStatus: the reason comes from the status of the claim, or else from the newest
+// event with the status of the metric.
 func TestTheConditionOfAStatus(t *testing.T) {
 	build := func(texts ...string) *fake.Cluster {
 		c := fake.Healthy()

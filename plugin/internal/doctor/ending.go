@@ -11,9 +11,9 @@ import (
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 )
 
-// podsThatEnd finds pods with a claim of the drivers that do not end. A pod on a node that is away has
-// the finding of its node. The deletionTimestamp of a pod is the end of its grace period. A pod that
-// only a finalizer keeps is not the driver's fault.
+// podsThatEnd finds pods with a claim of the drivers that do not end. A pod on a node that is away
+// has the finding of its node. The deletionTimestamp of a pod is the end of its grace period. A pod
+// that only a finalizer keeps is not the driver's fault.
 func podsThatEnd(v *cluster.View) (all []Finding) {
 	volumes, now := ours(v), v.ServerNow()
 	for i := range v.EndingPods {
@@ -33,10 +33,11 @@ func podsThatEnd(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// keptByFinalizer reports whether only finalizers keep a pod. With a grace period of 0, the API server
-// deletes a pod when it has no finalizers. The kubelet sets that period after it has unmounted the
-// volumes; for a pod that had ended before its deletion, the API server sets it. A terminal phase alone
-// shows nothing of the volumes: the kubelet reports the phase before it unmounts.
+// keptByFinalizer reports whether only finalizers keep a pod. With a grace period of 0, the API
+// server deletes a pod when it has no finalizers. The kubelet sets that period after it has
+// unmounted the volumes; for a pod that had ended before its deletion, the API server sets it. A
+// terminal phase alone shows nothing of the volumes: the kubelet reports the phase before it
+// unmounts.
 func keptByFinalizer(p *corev1.Pod) bool {
 	terminal := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 	final := p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
@@ -54,8 +55,8 @@ func running(p *corev1.Pod) (names []string) {
 	return names
 }
 
-// endEvidence returns the node of a pod that ends, the time since its grace period, its containers that
-// run, and its finalizers.
+// endEvidence returns the node of a pod that ends, the time since its grace period, its containers
+// that run, and its finalizers.
 func endEvidence(p *corev1.Pod, now time.Time) string {
 	text := fmt.Sprintf("on node %s, terminating for %s after its grace period", p.Spec.NodeName,
 		now.Sub(p.DeletionTimestamp.Time).Round(time.Second))
@@ -68,8 +69,8 @@ func endEvidence(p *corev1.Pod, now time.Time) string {
 	return text
 }
 
-// failedUnmounts returns the calls for an unmount that the drivers of a node have rejected since their
-// start: the kubelet has them in its log only.
+// failedUnmounts returns the calls for an unmount that the drivers of a node have rejected since
+// their start: the kubelet has them in its log only.
 func failedUnmounts(v *cluster.View, node string) string {
 	var all []string
 	for _, d := range v.Drivers {

@@ -103,7 +103,8 @@ func conditionsOf(c *corev1.PersistentVolumeClaim) []corev1.VolumeHealthConditio
 	return c.Status.HealthStatus.HealthConditions
 }
 
-// abnormal is the status, in metrics, of a driver that reports a VolumeCondition. It has no reasons.
+// abnormal is the status, in metrics, of a driver that reports a VolumeCondition. It has no
+// reasons.
 const abnormal = "Abnormal"
 
 // statuses are the statuses of conditions, in the order in which an event lists them.
@@ -114,10 +115,10 @@ var statuses = []string{string(corev1.VolumeHealthDataLoss), string(corev1.Volum
 var phrase = regexp.MustCompile(`^(\w+) \((\w+)\)(: |; |$)`)
 
 // reasonIn returns the reason of the first condition with a status in the text of an event, whose
-// conditions are joined by "; ". The message of a condition may have the name of a tenant's file, and
-// this name may look like a further condition. Such a name cannot replace a condition: conditions are
-// sorted by status, a phrase of a worse status than the one before it is ignored, and messages with
-// names of files belong to the status Degraded.
+// conditions are joined by "; ". The message of a condition may have the name of a tenant's file,
+// and this name may look like a further condition. Such a name cannot replace a condition:
+// conditions are sorted by status, a phrase of a worse status than the one before it is ignored,
+// and messages with names of files belong to the status Degraded.
 func reasonIn(text, status string) (string, bool) {
 	if status == abnormal {
 		return "", !phrase.MatchString(text)

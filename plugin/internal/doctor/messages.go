@@ -47,8 +47,8 @@ type message struct {
 	smb                 bool // only of shares
 }
 
-// listed is a message with the cause and the remedy of a row: see rows. The page is that of the row,
-// or another that has the remedy.
+// listed is a message with the cause and the remedy of a row: see rows. The page is that of the
+// row, or another that has the remedy.
 func listed(pattern, key string, page ...string) message {
 	m := messageOf(key)
 	m.match, m.page = regexp.MustCompile(pattern), cmp.Or(append(page, m.page)...)
@@ -209,7 +209,8 @@ var codeMessages = []message{
 var tooFewFiles = listed(`too many open files|cannot allocate memory`,
 	"Errors of any call: UNAVAILABLE, `too many open files`, `cannot allocate memory`")
 
-// notRegistered is the error of a kubelet, and of the provisioner about a node, that do not know the driver.
+// notRegistered is the error of a kubelet, and of the provisioner about a node, that do not know
+// the driver.
 var notRegistered = listed(`not found in the list of registered CSI drivers|^error generating accessibility requirements: no topology key found for node `,
 	inPods+"no code, `not found in the list of registered CSI drivers`", pageSidecars)
 

@@ -34,8 +34,8 @@ func firstFew(names []string, n int) string {
 }
 
 // nodes finds nodes with a pod of the driver that are not ready. A dead node and a node that the
-// network separates look the same. The pods of a Node object that was deleted exist until the garbage
-// collector of pods deletes them.
+// network separates look the same. The pods of a Node object that was deleted exist until the
+// garbage collector of pods deletes them.
 func nodes(v *cluster.View) (all []Finding) {
 	seen := map[string]bool{}
 	for _, d := range v.Drivers {

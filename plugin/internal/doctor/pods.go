@@ -147,10 +147,10 @@ func podFault(v *cluster.View, p *cluster.Pod) *Finding {
 	return &f
 }
 
-// podWarnings returns the warnings about a pod that are newer than the transition of its node to Ready.
-// The pods of the DaemonSet are bound to a node that has no network yet: the kubelet warns of
-// NetworkNotReady until then. A fault that lasts causes newer warnings. Both times are of the kubelet
-// and in whole seconds: a warning in the second of the transition counts as older.
+// podWarnings returns the warnings about a pod that are newer than the transition of its node to
+// Ready. The pods of the DaemonSet are bound to a node that has no network yet: the kubelet warns
+// of NetworkNotReady until then. A fault that lasts causes newer warnings. Both times are of the
+// kubelet and in whole seconds: a warning in the second of the transition counts as older.
 func podWarnings(v *cluster.View, p *cluster.Pod) []corev1.Event {
 	all, node := v.EventsOf("Pod", p), v.Node(p.Spec.NodeName)
 	if node == nil {
@@ -253,7 +253,8 @@ func driverReady(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// starts reports whether the driver of a pod has not looked at its storage yet, and started not long ago.
+// starts reports whether the driver of a pod has not looked at its storage yet, and started not
+// long ago.
 func starts(v *cluster.View, p *cluster.Pod) bool {
 	return strings.TrimSpace(p.DriverReady.Body) == "the driver is starting" &&
 		slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
@@ -266,8 +267,8 @@ func startedWithin(v *cluster.View, s corev1.ContainerStatus, d time.Duration) b
 	return s.State.Running != nil && v.ServerNow().Sub(s.State.Running.StartedAt.Time) < d
 }
 
-// sidecarsStart reports whether the sidecars of a pod started less than 30 s ago, for the first time. An
-// image or a secret may have delayed them.
+// sidecarsStart reports whether the sidecars of a pod started less than 30 s ago, for the first
+// time. An image or a secret may have delayed them.
 func sidecarsStart(v *cluster.View, p *cluster.Pod) bool {
 	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
 		return strings.HasPrefix(s.Name, "csi-sidecars") && s.RestartCount == 0 && startedWithin(v, s, 30*time.Second)
@@ -293,8 +294,8 @@ func sidecarsReady(v *cluster.View) (all []Finding) {
 	return all
 }
 
-// versions finds pods with another image than the rest of their driver. It finds nothing while a pod
-// ends, or is younger than patience: that is an update.
+// versions finds pods with another image than the rest of their driver. It finds nothing while a
+// pod ends, or is younger than patience: that is an update.
 func versions(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		images := map[string][]string{}

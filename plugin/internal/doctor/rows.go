@@ -64,8 +64,8 @@ func slug(heading string) string {
 	return strings.Map(keep, strings.ToLower(heading))
 }
 
-// messageOf returns the cause, the remedy and the page of a row. It panics, in each test and at each
-// start, if a page has no such row.
+// messageOf returns the cause, the remedy and the page of a row. It panics, in each test and at
+// each start, if a page has no such row.
 func messageOf(key string) message {
 	for _, r := range rows {
 		if key == r.heading+": "+r.cell {
@@ -94,7 +94,8 @@ func messagesIn(headings ...string) (all []message) {
 	return all
 }
 
-// conditionsIn returns the conditions of sections, by reason. The first section with a reason counts.
+// conditionsIn returns the conditions of sections, by reason. The first section with a reason
+// counts.
 func conditionsIn(headings ...string) map[string]message {
 	all := map[string]message{}
 	for _, heading := range slices.Backward(headings) {

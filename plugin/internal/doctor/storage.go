@@ -88,8 +88,8 @@ func exhausted(p *cluster.Pod) (all []Finding) {
 	return all
 }
 
-// reportedElsewhere are reasons of conditions of the storage that other functions or checks report: of
-// storage-metrics, storage-space, driver-ready and shares.
+// reportedElsewhere are reasons of conditions of the storage that other functions or checks report:
+// of storage-metrics, storage-space, driver-ready and shares.
 var reportedElsewhere = []string{
 	"HelpersExhausted", "TaskPanicked",
 	"StorageAlmostFull", "StorageInodesExhausted",
@@ -97,8 +97,8 @@ var reportedElsewhere = []string{
 	"ServerUnreachable", "CredentialsRejected", "AccessDenied", "ShareMissing",
 }
 
-// otherConditions finds the conditions of the storage that no other function reports, also those of a
-// backend that is not known here.
+// otherConditions finds the conditions of the storage that no other function reports, also those of
+// a backend that is not known here.
 func otherConditions(p *cluster.Pod) (all []Finding) {
 	for _, s := range p.DriverMetrics.Samples("causeway_storage_conditions") {
 		reason := s.Labels["reason"]

@@ -66,8 +66,8 @@ func (c *Cluster) createPod(kube *kubefake.Clientset, a clienttesting.CreateActi
 	return true, pod, kube.Tracker().Create(a.GetResource(), pod, pod.Namespace)
 }
 
-// RunPods makes the first container of each new pod run for real in a shell, with the directory host
-// as the root directory of its node.
+// RunPods makes the first container of each new pod run for real in a shell, with the directory
+// host as the root directory of its node.
 func (c *Cluster) RunPods(shell []string, host string) {
 	c.OnPod = func(p *corev1.Pod) corev1.PodStatus {
 		one := p.Spec.Containers[0]

@@ -51,7 +51,8 @@ var (
 var (
 	// ErrNamed reports that an object names the volume or snapshot by now.
 	ErrNamed = errors.New("an object names it now")
-	// ErrUnknown reports an error after the policy of the reservation was, or may have been, Delete.
+	// ErrUnknown reports an error after the policy of the reservation was, or may have been,
+	// Delete.
 	ErrUnknown = errors.New("it is not known whether the driver deleted it, or will: run kubectl causeway orphans " +
 		"again, which lists it if the driver still holds it")
 )
@@ -62,8 +63,9 @@ var (
 //  1. All objects are read again. If one names the orphan, or a claim of the driver is pending,
 //     nothing happens; see DespitePending.
 //  2. The orphan gets a reservation: a PersistentVolume or a VolumeSnapshotContent with the policy
-//     Retain, which nothing deletes. From now on other searches see the orphan as named. The cluster
-//     must have processed it: the volume is Released, the content has its handle in its status.
+//     Retain, which nothing deletes. From now on other searches see the orphan as named. The
+//     cluster must have processed it: the volume is Released, the content has its handle in its
+//     status.
 //  3. All objects are read again, without the reservation.
 //  4. The policy of the reservation becomes Delete, and the sidecar deletes the orphan, then the
 //     reservation.
@@ -77,8 +79,8 @@ type Deletion struct {
 	Wait   time.Duration // for each orphan
 	Poll   time.Duration
 	Log    io.Writer
-	// DespitePending deletes orphans although claims are pending. Their volumes are named in any case,
-	// by the names that the sidecar gives to them.
+	// DespitePending deletes orphans although claims are pending. Their volumes are named in any
+	// case, by the names that the sidecar gives to them.
 	DespitePending bool
 }
 
@@ -143,8 +145,8 @@ func Deletable(all []Orphan) (some []Orphan, others int) {
 	return some, others
 }
 
-// Delete deletes one orphan. Errors: ErrNamed, if nothing was deleted; ErrUnknown, if the driver has
-// not confirmed the delete within Wait. After all other errors the orphan is still there.
+// Delete deletes one orphan. Errors: ErrNamed, if nothing was deleted; ErrUnknown, if the driver
+// has not confirmed the delete within Wait. After all other errors the orphan is still there.
 func (d *Deletion) Delete(ctx context.Context, o Orphan) error {
 	if err := d.checkOrphan(ctx, o, nil); err != nil {
 		return err

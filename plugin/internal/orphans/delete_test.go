@@ -27,7 +27,8 @@ import (
 // sidecars behave as the controllers of Kubernetes and the sidecars of the driver: a released
 // PersistentVolume with the policy Delete, and a deleted content with that policy, are deleted with
 // the volume or snapshot in them. A content gets its handle in its status when the queue of the
-// snapshotter runs. Without the handle its snapshot is not deleted, as in external-snapshotter v8.7.0.
+// snapshotter runs. Without the handle its snapshot is not deleted, as in external-snapshotter
+// v8.7.0.
 type sidecars struct {
 	clients *fake.Clients
 	deleted []string // IDs
@@ -178,9 +179,9 @@ func TestOrphansAreDeleted(t *testing.T) {
 	})
 }
 
-// An object that names the orphan appears before any request of the deletion, in turn. The orphan is
-// saved if a list of the kind of that object follows before the policy is Delete. Otherwise it is
-// deleted. Nothing else happens, and no reservation is left.
+// An object that names the orphan appears before any request of the deletion, in turn. The orphan
+// is saved if a list of the kind of that object follows before the policy is Delete. Otherwise it
+// is deleted. Nothing else happens, and no reservation is left.
 func TestAnObjectThatAppearsSavesItsVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names := map[string]func(id string) *unstructured.Unstructured{

@@ -69,8 +69,8 @@ type names struct {
 // read has the number of objects of each kind that the API server has.
 type read struct{ count map[string]int }
 
-// missing returns a kind of r that a later reading lacks: it has no objects there, or the API server
-// no longer has the kind. Otherwise it returns "".
+// missing returns a kind of r that a later reading lacks: it has no objects there, or the API
+// server no longer has the kind. Otherwise it returns "".
 func (r read) missing(later *names) string {
 	for _, k := range kinds {
 		had, known := r.count[k.kind]
@@ -313,8 +313,8 @@ func (s *Search) volumeName(what, uid string) string {
 var nameFlag = regexp.MustCompile(`^--?(provisioner-volume|snapshotter-snapshot|snapshotter-groupsnapshot)-name-` +
 	`(prefix=[^$]+|uuid-length=-?[0-9]+)$`)
 
-// nameFlags returns an error if a sidecar of the controller has a flag for the names of volumes in a
-// form that volumeName does not read. Upstream's sidecars have --volume-name-prefix.
+// nameFlags returns an error if a sidecar of the controller has a flag for the names of volumes in
+// a form that volumeName does not read. Upstream's sidecars have --volume-name-prefix.
 func nameFlags(w *cluster.Workload) error {
 	for _, c := range w.Template.Spec.Containers {
 		for _, arg := range slices.Concat(c.Command, c.Args) {

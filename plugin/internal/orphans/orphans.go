@@ -1,8 +1,8 @@
 // Package orphans finds the volumes and snapshots of a driver that no object of the cluster names,
 // and deletes them if the operator wants that.
 //
-// Neither the storage nor the API shows whether a volume is still wanted once its object is gone. So
-// everything that speaks for a volume counts: the handle in a typed field, the ID anywhere in an
+// Neither the storage nor the API shows whether a volume is still wanted once its object is gone.
+// So everything that speaks for a volume counts: the handle in a typed field, the ID anywhere in an
 // object of storage, a claim or a snapshot whose UID gives the same ID. A list that may be old,
 // short or from another cluster gives no result.
 package orphans
@@ -55,8 +55,8 @@ type Report struct {
 	Snapshots Count    `json:"snapshots"` // without members of group snapshots
 	Members   Count    `json:"members"`   // members of group snapshots
 	Orphans   []Orphan `json:"orphans"`   // volumes first, by ID
-	// Pending are the pending claims of the driver, as namespace/name. While there are any, the driver
-	// may be creating the volumes that are reported as orphans.
+	// Pending are the pending claims of the driver, as namespace/name. While there are any, the
+	// driver may be creating the volumes that are reported as orphans.
 	Pending []string `json:"pendingClaims"`
 	// Reservations are the objects that an interrupted delete has left. Their volumes count as
 	// named.

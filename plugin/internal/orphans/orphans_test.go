@@ -31,7 +31,8 @@ var (
 	labels     = map[string]string{v1: "v1", v2: "v2", v3: "v3", s1: "s1", s2: "s2", m1: "m1", m2: "m2", m3: "m3"}
 )
 
-// held returns the list of the driver: three volumes, two snapshots, a group of two and a group of one.
+// held returns the list of the driver: three volumes, two snapshots, a group of two and a group of
+// one.
 func held() *inventory.Inventory {
 	return &inventory.Inventory{Driver: fake.Driver, Volumes: []inventory.Object{{ID: v1, Size: 1 << 30}, {ID: v2, Size: 2 << 30, Source: s1}, {ID: v3}},
 		Snapshots: []inventory.Object{{ID: s1, Source: v1}, {ID: s2, Source: v3}, {ID: m1, Group: g1}, {ID: m2, Group: g1}, {ID: m3, Group: g2}}}
@@ -301,8 +302,8 @@ func TestAListWithoutEndIsNoList(t *testing.T) {
 	}
 }
 
-// The objects are read after the list and the time to settle: a volume that is made in between is in
-// neither.
+// The objects are read after the list and the time to settle: a volume that is made in between is
+// in neither.
 func TestObjectsAreReadLast(t *testing.T) {
 	s, clients := search(t, all()...)
 	order := ""

@@ -116,8 +116,9 @@ func result(p *corev1.Pod) (text string, done bool, err error) {
 
 // pod returns the pod for a node. Its container is root without capabilities, as the directories of
 // the kubelet are for root only. It mounts the directory / of the node and not single directories,
-// because container runtimes make a directory that is missing. A recursive read-only mount permits no
-// propagation, so the pod holds the mounts of the node for as long as it runs: well below a second.
+// because container runtimes make a directory that is missing. A recursive read-only mount permits
+// no propagation, so the pod holds the mounts of the node for as long as it runs: well below a
+// second.
 func (o Options) pod(node string) *corev1.Pod {
 	no, yes, root, seconds := false, true, int64(0), int64(deadline/time.Second)
 	recursive := corev1.RecursiveReadOnlyIfPossible

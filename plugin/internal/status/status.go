@@ -48,7 +48,8 @@ type Pod struct {
 	Reason  string `json:"reason,omitempty"` // why the driver is not ready, or does not answer
 	Version string `json:"version"`
 	Kernel  string `json:"kernel,omitempty"`
-	// These are missing if the pod does not answer. The bytes are missing, too, while the root is away.
+	// These are missing if the pod does not answer. The bytes are missing, too, while the root is
+	// away.
 	Volumes            *float64   `json:"volumes,omitempty"`
 	Snapshots          *float64   `json:"snapshots,omitempty"`
 	SizeBytes          *float64   `json:"sizeBytes,omitempty"`

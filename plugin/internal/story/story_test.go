@@ -151,8 +151,8 @@ func TestAPodWithAnEphemeralVolumeIsInTheStory(t *testing.T) {
 	}
 }
 
-// TestWithoutAControllerTheRecordIsRead: it comes from the node. Only the answer of the controller is
-// missing.
+// TestWithoutAControllerTheRecordIsRead: it comes from the node. Only the answer of the controller
+// is missing.
 func TestWithoutAControllerTheRecordIsRead(t *testing.T) {
 	c := withVolume()
 	onNode := c.Pods.OnExec

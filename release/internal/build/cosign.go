@@ -62,8 +62,9 @@ func (c Cosign) run(ctx context.Context, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// Sign implements Signer. The envelope of the provenance is signed as a file, too: cosign attest-blob
-// signs it in a way that cosign verify-blob-attestation rejects if the key is of Ed25519 (v3.1.3).
+// Sign implements Signer. The envelope of the provenance is signed as a file, too: cosign
+// attest-blob signs it in a way that cosign verify-blob-attestation rejects if the key is of
+// Ed25519 (v3.1.3).
 func (c Cosign) Sign(ctx context.Context, content []byte) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "causeway-cosign-")
 	if err != nil {

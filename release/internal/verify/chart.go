@@ -151,7 +151,8 @@ var imagesInManifests = map[string][]string{
 	"deploy/windows/node.yaml":        {"csi-sidecars-node", "driver"},
 }
 
-// kustomizations are the other directories for kubectl apply -k, and the components of deploy/linux.
+// kustomizations are the other directories for kubectl apply -k, and the components of
+// deploy/linux.
 var kustomizations = []string{
 	"charts/causeway/crds", "deploy/linux/attributes", "deploy/linux/cert-manager", "deploy/linux/network-policy",
 	"deploy/linux/snapshot-controller",
@@ -185,8 +186,8 @@ func (c *content) manifests(name string, data []byte) error {
 	return errors.Join(failures...)
 }
 
-// kustomization checks that the files of a kustomization exist, and returns the images whose tags it
-// sets.
+// kustomization checks that the files of a kustomization exist, and returns the images whose tags
+// it sets.
 func (c *content) kustomization(files map[string][]byte, file string) (images []string, err error) {
 	var k struct {
 		Resources, Components []string

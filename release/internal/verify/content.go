@@ -266,8 +266,8 @@ func (c *content) program(f archive.File, goos, arch string) error {
 	if setting("GOOS") != goos || setting("GOARCH") != arch || info.GoVersion != c.build.Go {
 		return fmt.Errorf("built for %s/%s by %s", setting("GOOS"), setting("GOARCH"), info.GoVersion)
 	}
-	// The build information has no -ldflags if paths are trimmed. The linker ends the values of -X by
-	// a zero byte, which the versions of modules in the program do not have.
+	// The build information has no -ldflags if paths are trimmed. The linker ends the values of -X
+	// by a zero byte, which the versions of modules in the program do not have.
 	if !bytes.Contains(f.Content, append([]byte(c.version), 0)) {
 		return fmt.Errorf("the program has another version than %s", c.version)
 	}

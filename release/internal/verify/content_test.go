@@ -289,8 +289,8 @@ func TestImagesOfAnotherBuildAreFound(t *testing.T) {
 	}
 }
 
-// TestAnImageOfAnotherProductIsFound: the archive of the driver has all that of csi-sidecars has, by
-// the driver's name. The digests are those of its images.
+// TestAnImageOfAnotherProductIsFound: the archive of the driver has all that of csi-sidecars has,
+// by the driver's name. The digests are those of its images.
 func TestAnImageOfAnotherProductIsFound(t *testing.T) {
 	const driver, other = "causeway-csi/driver:v0.1.0", "causeway-csi/csi-sidecars:v0.1.0"
 	m := makeRelease(t, nil)

@@ -146,8 +146,8 @@ func (l *layout) docker(ref string) error {
 	return nil
 }
 
-// reference returns the name of the images in an archive. A Windows image without its base has a name
-// of its own.
+// reference returns the name of the images in an archive. A Windows image without its base has a
+// name of its own.
 func (c *content) reference(name string) string {
 	product := strings.TrimSuffix(name, ".tar")
 	if product, windows := strings.CutSuffix(product, "-windows"); windows {
@@ -160,8 +160,8 @@ func (c *content) reference(name string) string {
 	return registry + product + ":" + c.version
 }
 
-// images checks the index or the only image of an archive, notes the lines of image-digests.txt, and
-// returns the platforms, sorted.
+// images checks the index or the only image of an archive, notes the lines of image-digests.txt,
+// and returns the platforms, sorted.
 func (c *content) images(l *layout, ref string, top descriptor) (platforms []string, err error) {
 	c.digests = append(c.digests, ref+"@"+top.Digest)
 	manifests := []descriptor{top}
@@ -239,8 +239,9 @@ func (c *content) one(l *layout, d descriptor, platform string) error {
 	return c.own(files, l.product, strings.ReplaceAll(platform, "/", "-"))
 }
 
-// own compares the SBOMs in the layers of an image with those beside the archive, and the program of
-// each with its SBOM. An image has the SBOM of its product, and may have those of other programs.
+// own compares the SBOMs in the layers of an image with those beside the archive, and the program
+// of each with its SBOM. An image has the SBOM of its product, and may have those of other
+// programs.
 func (c *content) own(files []archive.File, product, platform string) error {
 	found := false
 	for _, f := range files {

@@ -129,7 +129,8 @@ func TestAManipulatedByteIsFound(t *testing.T) {
 	}
 }
 
-// TestOtherFilesAreFound: a missing file, an unexpected file, and two files whose names are swapped.
+// TestOtherFilesAreFound: a missing file, an unexpected file, and two files whose names are
+// swapped.
 func TestOtherFilesAreFound(t *testing.T) {
 	m := makeRelease(t, nil)
 	all := m.files(t)

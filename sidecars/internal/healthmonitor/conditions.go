@@ -19,9 +19,9 @@ const (
 	maxMessage    = 1024
 )
 
-// statusUnknown is the status of a condition whose type the monitor does not know. It is proposed for
-// KEP-1432 (https://github.com/kubernetes/enhancements/pull/6379), and no API of Kubernetes up to 1.37
-// has it.
+// statusUnknown is the status of a condition whose type the monitor does not know. It is proposed
+// for KEP-1432 (https://github.com/kubernetes/enhancements/pull/6379), and no API of Kubernetes up
+// to 1.37 has it.
 const statusUnknown v1.VolumeHealthStatusType = "Unknown"
 
 // kinds are the types of CSI v1.13. "COs MUST ignore unknown VolumeHealthErrorType values":

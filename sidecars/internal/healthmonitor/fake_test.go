@@ -373,7 +373,8 @@ func bubble(test func(t *testing.T)) func(t *testing.T) {
 	return func(t *testing.T) { synctest.Test(t, test) }
 }
 
-// start makes a monitor whose caches are filled, in a bubble. A single worker keeps the number of writes exact.
+// start makes a monitor whose caches are filled, in a bubble. A single worker keeps the number of
+// writes exact.
 func start(t *testing.T, api *fakeAPI, d *fakeDriver, change ...func(*Config)) *harness {
 	t.Helper()
 	h := &harness{T: t, driver: d, api: api}
@@ -404,7 +405,8 @@ func (h *harness) restart() {
 	h.Cleanup(h.freeze)
 }
 
-// runRound makes a round, a minute after the round before, and waits until the caches have its writes.
+// runRound makes a round, a minute after the round before, and waits until the caches have its
+// writes.
 func (h *harness) runRound() {
 	h.Helper()
 	time.Sleep(h.GetInterval)

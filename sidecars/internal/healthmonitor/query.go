@@ -31,8 +31,8 @@ func (a answer) over(held []v1.VolumeHealthCondition) []v1.VolumeHealthCondition
 	return normal(slices.Concat(held, a.conditions))
 }
 
-// queryAll returns the answers of the driver by volume ID. With an error, the list failed; the answers are then those
-// of the single volumes.
+// queryAll returns the answers of the driver by volume ID. With an error, the list failed; the
+// answers are then those of the single volumes.
 func (m *Monitor) queryAll(ctx context.Context, targets map[string][]target) (map[string]answer, error) {
 	m.unreadable = &failures{}
 	if !m.source.lists {

@@ -102,7 +102,8 @@ func (m *Monitor) update(c *v1.PersistentVolumeClaim, a answer) *memory {
 const textEvery = 10 * time.Minute
 
 // write writes the conditions into the status of the claim, unless the status has them or the API
-// server drops them. Conditions of the status Unknown are left out while the API server rejects them.
+// server drops them. Conditions of the status Unknown are left out while the API server rejects
+// them.
 func (m *Monitor) write(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory) error {
 	list, now := r.held, time.Now()
 	if !m.unknown.writable(now) {

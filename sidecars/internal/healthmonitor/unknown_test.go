@@ -57,8 +57,8 @@ csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com"
 	})
 }
 
-// TestAnAPIServerWithoutTheStatus: the known conditions are written, events have all, and the status
-// Unknown is retried later.
+// TestAnAPIServerWithoutTheStatus: the known conditions are written, events have all, and the
+// status Unknown is retried later.
 func TestAnAPIServerWithoutTheStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := holding(sickness{"vol-a": {lost("Gone", ""), odd("Odd", "")}, "vol-b": {odd("Odd", "")}})

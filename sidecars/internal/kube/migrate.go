@@ -60,8 +60,8 @@ func (e *election) alone(ctx context.Context, client kubernetes.Interface, l lea
 		func(ctx context.Context) error { return e.guard(ctx, client, l) })
 }
 
-// mayStart reports whether the parts of a lease may start, or else must migrate. mayStart asks until the
-// API server answers: the lease limits how long that may take. Errors: that of stillFree.
+// mayStart reports whether the parts of a lease may start, or else must migrate. mayStart asks
+// until the API server answers: the lease limits how long that may take. Errors: that of stillFree.
 func (e *election) mayStart(ctx context.Context, client kubernetes.Interface, l lease) (done bool, err error) {
 	for {
 		if e.mode == perController {

@@ -57,8 +57,8 @@ func write(t *testing.T, c kubernetes.Interface, l *coordinationv1.Lease) {
 	}
 }
 
-// compareVersions lets a fake API server give each change of a lease a resource version, and refuse a
-// change of another version, as an API server does.
+// compareVersions lets a fake API server give each change of a lease a resource version, and refuse
+// a change of another version, as an API server does.
 func compareVersions(c *fake.Clientset) {
 	version := 0
 	c.PrependReactor("update", "leases", func(a ktesting.Action) (bool, runtime.Object, error) {

@@ -24,9 +24,9 @@ type hold struct {
 	forget  func() // makes the work independent of the lease, before release
 }
 
-// takeLease waits until an old lease has no living holder, takes it, and renews it until it is released.
-// A controller whose work has no old lease (name is empty) waits for nothing: the hold is nil, as
-// it is when ctx is done.
+// takeLease waits until an old lease has no living holder, takes it, and renews it until it is
+// released. A controller whose work has no old lease (name is empty) waits for nothing: the hold is
+// nil, as it is when ctx is done.
 func (e *election) takeLease(ctx context.Context, client kubernetes.Interface, name, controller string) (*hold, error) {
 	if name == "" {
 		return nil, nil

@@ -122,8 +122,8 @@ func TestALeaderWithLateRenewalsLeads(t *testing.T) {
 	})
 }
 
-// A leader loses its lease when a request of a renewal gets lost, as client-go sends no other before
-// the renew deadline. A process that waits never ends for that reason.
+// A leader loses its lease when a request of a renewal gets lost, as client-go sends no other
+// before the renew deadline. A process that waits never ends for that reason.
 func TestAProcessThatWaitsSurvivesOutages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -40,8 +40,8 @@ func (files) stat(path string) error {
 
 // listen makes a socket with mode 0600. It replaces an existing socket, even if a process serves
 // it: the previous pod is about to end, or was killed. A path that is not a socket stays and is an
-// error. Its Close leaves the socket of another process: the kubelet would forget a driver whose new
-// pod has just registered it.
+// error. Its Close leaves the socket of another process: the kubelet would forget a driver whose
+// new pod has just registered it.
 func listen(path string) (net.Listener, error) {
 	if err := unlink(path); err != nil {
 		return nil, err

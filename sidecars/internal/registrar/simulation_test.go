@@ -134,8 +134,8 @@ func (n node) product() *controller {
 	return c
 }
 
-// twoChecks is the time in which a registrar checks its socket, and the kubelet looks, each at least
-// twice.
+// twoChecks is the time in which a registrar checks its socket, and the kubelet looks, each at
+// least twice.
 var twoChecks = 2*New().(*controller).every + 2*time.Second
 
 // registered fails unless the kubelet has registered the driver this many times.

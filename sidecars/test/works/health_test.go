@@ -42,8 +42,8 @@ func TestTheStatusOfAClaimFollowsTheHealthOfItsVolume(t *testing.T) {
 	awaitEvent(t, world.Kube, sick, corev1.EventTypeNormal, "VolumeConditionNormal")
 }
 
-// A condition of a type that CSI v1.13 does not have is in an event. The API server of Kubernetes 1.37
-// rejects the status Unknown, so the status of the claim has the other condition only.
+// A condition of a type that CSI v1.13 does not have is in an event. The API server of Kubernetes
+// 1.37 rejects the status Unknown, so the status of the claim has the other condition only.
 func TestAConditionOfAnUnknownTypeIsReported(t *testing.T) {
 	t.Parallel()
 	odd := func(answer proto.Message) {

@@ -97,7 +97,8 @@ func split(text string) (all []Object, err error) {
 var helms = regexp.MustCompile(`(?m)^ +(app.kubernetes.io/(instance|managed-by)|helm.sh/chart|annotations): ` +
 	`(Helm|causeway|causeway-[0-9.]+|\{helm.sh/.*)\n`)
 
-// deployFiles are the files of deploy, and the templates that they are made of, by Helm's arguments.
+// deployFiles are the files of deploy, and the templates that they are made of, by Helm's
+// arguments.
 var deployFiles = []struct {
 	args  []string
 	files map[string]string
@@ -185,7 +186,8 @@ var secret = regexp.MustCompile(`(?m)^(  (?:ca\.crt|tls\.crt|tls\.key)): .*$`)
 // whole is the configuration whose rendering the sources have in full.
 const whole = "default"
 
-// bases names the configuration from which the file of another one differs, where that is not whole.
+// bases names the configuration from which the file of another one differs, where that is not
+// whole.
 var bases = map[string]string{
 	"attached-cloud":   "attached",
 	"attached-windows": "attached",

@@ -66,8 +66,8 @@ func TestFilesAreRendered(t *testing.T) {
 	}
 }
 
-// TestTheAuthorsValues: the pages for authors of drivers, and that for Windows nodes, show the values
-// of these tests.
+// TestTheAuthorsValues: the pages for authors of drivers, and that for Windows nodes, show the
+// values of these tests.
 func TestTheAuthorsValues(t *testing.T) {
 	for page, configuration := range map[string]string{"tutorials/write-your-own-driver.md": "own-driver",
 		"how-to/attached-disks.md": "attached", "how-to/windows.md": "windows"} {
@@ -557,8 +557,8 @@ func TestSecretsOfShares(t *testing.T) {
 	}
 }
 
-// TestRulesAndDashboards: the rules are those of the file, in a cluster with their CRD or if the values
-// demand them; each dashboard is in a ConfigMap.
+// TestRulesAndDashboards: the rules are those of the file, in a cluster with their CRD or if the
+// values demand them; each dashboard is in a ConfigMap.
 func TestRulesAndDashboards(t *testing.T) {
 	bin := programs(t)
 	const crd = "--api-versions=monitoring.coreos.com/v1/PrometheusRule"

@@ -159,8 +159,8 @@ func TestAttachedDisksOnWindows(t *testing.T) {
 	}
 }
 
-// TestImageClassesHaveTheirFilesystem: a node knows by this key alone that it cannot have an image of
-// the other system.
+// TestImageClassesHaveTheirFilesystem: a node knows by this key alone that it cannot have an image
+// of the other system.
 func TestImageClassesHaveTheirFilesystem(t *testing.T) {
 	objects, err := renderWith(t, programs(t), "hostpath: {windows: {enabled: true}, storageClasses: {a: {kind: image}, "+
 		"b: {kind: image, fsType: ntfs}, c: {kind: image, parameters: {label: x}}}}")

@@ -74,8 +74,8 @@ func MakeImages(ctx context.Context, log io.Writer, dir, tag string) (Images, er
 	return Images{dir, tag, fmt.Sprintf("%.16x", sha256.Sum256(digests))}, err
 }
 
-// Released returns the images of a release for this machine's kind of processor: the archives in the
-// directory of the release.
+// Released returns the images of a release for this machine's kind of processor: the archives in
+// the directory of the release.
 func Released(dir, version string) (Images, error) {
 	for _, product := range products {
 		if _, err := os.Stat(filepath.Join(dir, product+".tar")); err != nil {

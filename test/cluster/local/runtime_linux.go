@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// AddRuntime gives the node's containerd another runtime: program, which has the commands of runc, for
-// pods whose RuntimeClass has that handler. containerd starts again. A repeated call does nothing.
+// AddRuntime gives the node's containerd another runtime: program, which has the commands of runc,
+// for pods whose RuntimeClass has that handler. containerd starts again. A repeated call does
+// nothing.
 func (n Node) AddRuntime(ctx context.Context, handler, program string) error {
 	if n.guest() {
 		return errors.New("a guest gets no other runtime: its containerd has the configuration of its start")

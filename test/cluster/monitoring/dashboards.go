@@ -26,8 +26,8 @@ type panel struct {
 // variables has values for the variables of the dashboards, and for those of Grafana.
 var variables = strings.NewReplacer("$namespace", ".*", "$__rate_interval", "1m")
 
-// Queries returns the queries of all dashboards of the chart. Errors: a dashboard or a panel without a
-// title or without a query; a variable without a value.
+// Queries returns the queries of all dashboards of the chart. Errors: a dashboard or a panel
+// without a title or without a query; a variable without a value.
 func Queries() (all []Query, err error) {
 	files, err := filepath.Glob(filepath.Join(chart.Directory(), "files", "dashboards", "*.json"))
 	if err != nil || len(files) == 0 {

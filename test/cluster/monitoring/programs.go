@@ -13,8 +13,8 @@ import (
 // tags leave out the libraries of clouds: only the discovery of Kubernetes is used.
 const tags = "remove_all_sd,enable_kubernetes_sd"
 
-// Programs returns a directory with the named programs, prometheus or promtool, and builds those that
-// are missing.
+// Programs returns a directory with the named programs, prometheus or promtool, and builds those
+// that are missing.
 func Programs(ctx context.Context, log io.Writer, names ...string) (string, error) {
 	all := map[string]components.Tool{}
 	for _, name := range names {

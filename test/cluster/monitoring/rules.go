@@ -105,8 +105,9 @@ func (r Rules) Check(t *testing.T) {
 	})
 }
 
-// checkTests: the test of an alert has a time before the alert, a time at which it fires, alone or with
-// others that it names, and a time after its end; perhaps with more times between the last two.
+// checkTests: the test of an alert has a time before the alert, a time at which it fires, alone or
+// with others that it names, and a time after its end; perhaps with more times between the last
+// two.
 func (r Rules) checkTests(t *testing.T) {
 	t.Helper()
 	var file struct {
@@ -179,8 +180,8 @@ func (r Rules) checkSections(t *testing.T) {
 	}
 }
 
-// CheckMetrics reports metrics with the prefixes, in the expressions of each, that are neither on the
-// pages nor recorded. where is for the error.
+// CheckMetrics reports metrics with the prefixes, in the expressions of each, that are neither on
+// the pages nor recorded. where is for the error.
 func (r Rules) CheckMetrics(t *testing.T, each func(report func(where, expr string))) {
 	t.Helper()
 	recorded, pages := map[string]bool{}, text(t, r.Metrics...)

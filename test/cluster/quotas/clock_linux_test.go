@@ -12,8 +12,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/internal/doctortest"
 )
 
-// TestAWrongClockIsNamed: doctor names a node whose clock is ahead or behind, and no other node. A guest
-// has a clock of its own.
+// TestAWrongClockIsNamed: doctor names a node whose clock is ahead or behind, and no other node. A
+// guest has a clock of its own.
 func TestAWrongClockIsNamed(t *testing.T) {
 	doctor := doctortest.Build(t, kube)
 	clocks := func() (all []doctortest.Finding) {

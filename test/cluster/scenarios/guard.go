@@ -175,8 +175,8 @@ func (g *guard) objects(ctx context.Context) (all []string, err error) {
 	return all, nil
 }
 
-// emptyNodes verifies that no node has a volume, its mount, its loop device or a driver's socket, and
-// removes the directories that stay after an uninstallation.
+// emptyNodes verifies that no node has a volume, its mount, its loop device or a driver's socket,
+// and removes the directories that stay after an uninstallation.
 func (g *guard) emptyNodes(ctx context.Context) error {
 	nodes, err := g.cluster.Nodes()
 	if err != nil {

@@ -1,6 +1,6 @@
 // Command scenarios starts one cluster on this machine and runs all scenarios in it that share a
-// cluster, one after the other. After each scenario it removes the releases of Helm and verifies that
-// the cluster is as before. Scenarios with faults come last.
+// cluster, one after the other. After each scenario it removes the releases of Helm and verifies
+// that the cluster is as before. Scenarios with faults come last.
 //
 // The cluster of a scenario that failed is replaced, so that the other scenarios run. Its report is
 // in a directory, and the exit code is 1.
@@ -62,8 +62,8 @@ func main() {
 	}
 }
 
-// scenario is a target that uses the cluster that the environment lends it. Started alone, it uses a
-// cluster of its own.
+// scenario is a target that uses the cluster that the environment lends it. Started alone, it uses
+// a cluster of its own.
 type scenario struct {
 	name   string
 	target string // of the Makefile
@@ -82,8 +82,8 @@ var scenarios = []scenario{
 	{name: "copy", target: "copy-cluster", last: true},
 }
 
-// choose returns the scenarios with the given names, or those that this tree has: container copy can
-// be removed from it.
+// choose returns the scenarios with the given names, or those that this tree has: container copy
+// can be removed from it.
 func choose(names string) (all []scenario, err error) {
 	wanted := map[string]bool{}
 	for _, name := range strings.FieldsFunc(names, func(r rune) bool { return r == ',' }) {

@@ -28,8 +28,8 @@ func key(t *testing.T) (ssh.Signer, ssh.PublicKey) {
 	return signer, parsed
 }
 
-// serve starts a server, and returns a function that connects to it with a key. The server prints its
-// input and the command, and ends with 7.
+// serve starts a server, and returns a function that connects to it with a key. The server prints
+// its input and the command, and ends with 7.
 func serve(t *testing.T, client ssh.PublicKey, global func(*ssh.ServerConn, <-chan *ssh.Request)) (
 	connect func(ssh.Signer) (*ssh.Client, error)) {
 	t.Helper()

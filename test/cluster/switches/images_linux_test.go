@@ -11,8 +11,8 @@ import (
 )
 
 // TestReleaseForImages: the second release of the page serves images beside the first release, with
-// seLinuxMount in its CSIDriver. It rejects a class for directories. The kernel of these nodes has no
-// SELinux, so the kubelet passes no label.
+// seLinuxMount in its CSIDriver. It rejects a class for directories. The kernel of these nodes has
+// no SELinux, so the kubelet passes no label.
 func TestReleaseForImages(t *testing.T) {
 	s := begin(t)
 	const release, driver = "images", "hostpath-images.csi.causeway.dev"

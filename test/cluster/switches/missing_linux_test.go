@@ -11,9 +11,9 @@ import (
 // driver is the name of the driver.
 const driver = "hostpath.csi.causeway.dev"
 
-// TestPodsWaitForTheDriver: without preventPodSchedulingIfMissing, a pod with a claim is placed on a
-// node where the driver is not registered, and waits there. With it, the pod is not placed until the
-// driver is registered.
+// TestPodsWaitForTheDriver: without preventPodSchedulingIfMissing, a pod with a claim is placed on
+// a node where the driver is not registered, and waits there. With it, the pod is not placed until
+// the driver is registered.
 func TestPodsWaitForTheDriver(t *testing.T) {
 	s := begin(t)
 	node := nodes[0]
@@ -51,7 +51,8 @@ func TestPodsWaitForTheDriver(t *testing.T) {
 	s.same("the file", "before", s.in("waits", "cat /data/file"))
 }
 
-// registered starts or ends the pod of the driver on a node, and waits for the effect on its CSINode.
+// registered starts or ends the pod of the driver on a node, and waits for the effect on its
+// CSINode.
 func (s *scene) registered(node string, want bool) {
 	s.Helper()
 	label := driverLabel + "-"

@@ -18,8 +18,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/process"
 )
 
-// TestPlacementByCapacity: with the KubeSchedulerConfiguration of the page, new claims go to the node
-// with more available capacity, or to the node with less.
+// TestPlacementByCapacity: with the KubeSchedulerConfiguration of the page, new claims go to the
+// node with more available capacity, or to the node with less.
 func TestPlacementByCapacity(t *testing.T) {
 	s := begin(t)
 	full, free := nodes[0], nodes[1]

@@ -8,7 +8,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
-// TestTrim: the node gets the space of a file that a pod has deleted in an image, while the pod runs.
+// TestTrim: the node gets the space of a file that a pod has deleted in an image, while the pod
+// runs.
 func TestTrim(t *testing.T) {
 	s := begin(t)
 	s.must(upgrade(s.anyhow(), kube, "--set=hostpath.trimInterval=1m"))

@@ -21,8 +21,8 @@ const inUserNamespace = `hostUsers: false
   securityContext: {fsGroup: 2000}
   `
 
-// TestUserNamespaces: a pod with hostUsers: false uses volumes of each kind. Root in the pod, which is
-// another user of the node, owns its files as uid 0 in the volume, also for a pod without a user
+// TestUserNamespaces: a pod with hostUsers: false uses volumes of each kind. Root in the pod, which
+// is another user of the node, owns its files as uid 0 in the volume, also for a pod without a user
 // namespace.
 func TestUserNamespaces(t *testing.T) {
 	s := begin(t)
@@ -74,8 +74,8 @@ func (s *scene) runtime() {
 	s.must(err)
 	for _, n := range nodes {
 		s.must(n.AddRuntime(s.Context(), handler, filepath.Join(bin, "runc")))
-		// The kernel permits a /proc in a user namespace only beside one without mounts on its files.
-		// The /proc of a local node has such mounts.
+		// The kernel permits a /proc in a user namespace only beside one without mounts on its
+		// files. The /proc of a local node has such mounts.
 		s.on(n, "mountpoint -q /run/whole-proc || { mkdir -p /run/whole-proc && mount -t proc proc /run/whole-proc; }")
 		await.NoError(s, n.Name+" has the runtime", func() error {
 			return contains(s.value("node/"+n.Name, `{.status.runtimeHandlers[?(@.name=="`+handler+`")].features}`),

@@ -109,8 +109,8 @@ func (w *work) kept(next int) error {
 	return errors.Join(append(wrong, errG, errH, err)...)
 }
 
-// checkPart returns the number of parts of the group, and an error if a part is missing, must be gone,
-// must be committed or must not be, or is incomplete.
+// checkPart returns the number of parts of the group, and an error if a part is missing, must be
+// gone, must be committed or must not be, or is incomplete.
 func (w *work) checkPart(name string, there, gone, committed, uncommitted bool) (int, error) {
 	part, err := w.GetPart(context.Background(), group(name))
 	if errors.Is(err, backend.ErrNotFound) && !there {

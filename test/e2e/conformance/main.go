@@ -189,8 +189,8 @@ func (c *collector) sanity(ctx context.Context, pkg string) error {
 	return nil
 }
 
-// wine runs the tests under Wine, where they can run: test/wine needs Debian's packages for amd64. Its
-// rows have the form of a Run.
+// wine runs the tests under Wine, where they can run: test/wine needs Debian's packages for amd64.
+// Its rows have the form of a Run.
 func (c *collector) wine(ctx context.Context) error {
 	if system, err := os.ReadFile("/etc/os-release"); err != nil || runtime.GOARCH != "amd64" ||
 		!strings.Contains("\n"+string(system), "\nID=debian\n") {

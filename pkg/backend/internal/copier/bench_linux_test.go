@@ -138,7 +138,8 @@ func BenchmarkDepth(b *testing.B) {
 	}
 }
 
-// BenchmarkMemory measures the peak of the resident memory of a process that copies 1,000,000 entries.
+// BenchmarkMemory measures the peak of the resident memory of a process that copies 1,000,000
+// entries.
 func BenchmarkMemory(b *testing.B) {
 	dir := filesystem{name: "tmpfs", options: "size=8g"}.mount(b)
 	must(b, os.Mkdir(dir+"/src", 0o700))

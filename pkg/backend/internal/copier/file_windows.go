@@ -36,9 +36,9 @@ func OnDisk(file *os.File) (int64, error) {
 }
 
 // File copies src, a regular file, to dst, an empty file: its main data stream, without the ranges
-// that a sparse file does not have. The copy is of a point in time only if no process writes to src.
-// dst is durable when File returns, but not its entry in the directory. Errors: errors.Is finds
-// windows.ERROR_DISK_FULL. After an error the caller discards dst.
+// that a sparse file does not have. The copy is of a point in time only if no process writes to
+// src. dst is durable when File returns, but not its entry in the directory. Errors: errors.Is
+// finds windows.ERROR_DISK_FULL. After an error the caller discards dst.
 func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	defer runtime.KeepAlive(src)
 	defer runtime.KeepAlive(dst)

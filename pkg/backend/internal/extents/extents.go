@@ -190,14 +190,14 @@ func (d *delta) walk(ctx context.Context, at, limit int64) error {
 // attempts is the limit of attempts for a range whose extents are being moved.
 const attempts = 3
 
-// bothExtents returns the extents of both files from at on, and the offset up to which both lists are
-// complete. All plain extents had their addresses at the same moment. Otherwise the filesystem
+// bothExtents returns the extents of both files from at on, and the offset up to which both lists
+// are complete. All plain extents had their addresses at the same moment. Otherwise the filesystem
 // could free an extent of base and give its address to target between the two requests, and the
 // extents would seem equal.
 //
-// So bothExtents reads the extents of base again after those of target, which takes half as long again.
-// This is not necessary where the extents of both files can be counted and the filesystem moves
-// them only to reduce their number: on xfs, where the time matters most.
+// So bothExtents reads the extents of base again after those of target, which takes half as long
+// again. This is not necessary where the extents of both files can be counted and the filesystem
+// moves them only to reduce their number: on xfs, where the time matters most.
 func (d *delta) bothExtents(ctx context.Context, at, limit int64) (base, target []extent, end int64, err error) {
 	for range attempts {
 		before, err := d.counts()

@@ -1,6 +1,6 @@
-// Package jobs runs jobs that may take longer than the call that asks for them. A job continues after
-// its caller's context has ended. A later call for the same object joins the job, and the sources of a
-// job cannot be deleted while it runs. The package knows objects by their IDs only.
+// Package jobs runs jobs that may take longer than the call that asks for them. A job continues
+// after its caller's context has ended. A later call for the same object joins the job, and the
+// sources of a job cannot be deleted while it runs. The package knows objects by their IDs only.
 package jobs
 
 import (

@@ -29,8 +29,9 @@ var ErrNoAnswer = errors.New("does not answer")
 // errNoResult is the error of a call that ended its goroutine.
 var errNoResult = errors.New("the call ended its goroutine, and returned nothing")
 
-// Group makes calls, each in a goroutine of its own that turns a panic into an error. A caller gives
-// up when its context ends; its call stays open until it really ends. The zero value is ready.
+// Group makes calls, each in a goroutine of its own that turns a panic into an error. A caller
+// gives up when its context ends; its call stays open until it really ends. The zero value is
+// ready.
 type Group[K comparable, V any] struct {
 	Limit int // the largest number of open calls; 0: MaxOpen
 
@@ -63,7 +64,8 @@ func (g *Group[K, V]) Start(key K, f func() (V, error)) (*Call[V], error) {
 	return g.begin(key, f), nil
 }
 
-// Do is Start, and waits for the call until ctx ends. An error that is not of the call contains key.
+// Do is Start, and waits for the call until ctx ends. An error that is not of the call contains
+// key.
 func (g *Group[K, V]) Do(ctx context.Context, key K, f func() (V, error)) (none V, err error) {
 	if err := ctx.Err(); err != nil {
 		return none, fmt.Errorf("%v: %w", key, err)
@@ -81,8 +83,9 @@ func (g *Group[K, V]) Do(ctx context.Context, key K, f func() (V, error)) (none 
 }
 
 // Queue makes a call of its own, as soon as fewer than Limit calls are open. Callers begin in the
-// order in which they came. key describes the call in errors. When ctx ends, Queue returns its error
-// at once. A call that has begun then continues, and the calls after it wait until it really ends.
+// order in which they came. key describes the call in errors. When ctx ends, Queue returns its
+// error at once. A call that has begun then continues, and the calls after it wait until it really
+// ends.
 func (g *Group[K, V]) Queue(ctx context.Context, key K, f func() (V, error)) (none V, err error) {
 	if err := ctx.Err(); err != nil {
 		return none, fmt.Errorf("%v: not begun: %w", key, err)

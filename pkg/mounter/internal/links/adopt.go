@@ -73,8 +73,8 @@ func (l *links) walk(dir string, names []string, n *int) error {
 	return nil
 }
 
-// adoptBelow adopts the link at dir if there are no names, and otherwise returns the entries of dir with
-// the first name.
+// adoptBelow adopts the link at dir if there are no names, and otherwise returns the entries of dir
+// with the first name.
 func (l *links) adoptBelow(dir string, names []string) (children []string, err error) {
 	if len(names) == 0 {
 		at, err := l.stateAt(dir)
@@ -99,8 +99,8 @@ func (l *links) adoptBelow(dir string, names []string) (children []string, err e
 	return children, err
 }
 
-// readAgain looks again where walk could not. Errors: ErrBusy while it still cannot: an unknown link
-// may be there.
+// readAgain looks again where walk could not. Errors: ErrBusy while it still cannot: an unknown
+// link may be there.
 func (l *links) readAgain() error {
 	l.unreadMu.Lock()
 	unread := l.unread

@@ -50,8 +50,8 @@ type DiskHost interface {
 	Filesystem(volume string) (string, error)
 	// Format makes an NTFS on a volume, and destroys its content.
 	Format(volume string) error
-	// Permit lets the users of the system change the root directory of a volume, which administrators
-	// own.
+	// Permit lets the users of the system change the root directory of a volume, which
+	// administrators own.
 	Permit(volume string) error
 	// MountVolume makes an empty directory show a volume. An error is no proof that it does not.
 	MountVolume(volume, dir string) error
@@ -88,9 +88,10 @@ type DiskInfo struct {
 	ReadOnly       bool
 }
 
-// diskCalls are the calls of a DiskHost. Those of the library go through run, which makes one call at
-// a time, and returns a *guard.Panic for a panic: see worker. The others are system calls for a file,
-// a disk or a mount point, and wait for no other call: to make a large virtual disk takes minutes.
+// diskCalls are the calls of a DiskHost. Those of the library go through run, which makes one call
+// at a time, and returns a *guard.Panic for a panic: see worker. The others are system calls for a
+// file, a disk or a mount point, and wait for no other call: to make a large virtual disk takes
+// minutes.
 type diskCalls struct {
 	host DiskHost
 	run  func(name string, call func() error) error

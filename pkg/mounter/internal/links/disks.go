@@ -130,8 +130,8 @@ func awaitFlow(ctx context.Context, result <-chan error) error {
 	}
 }
 
-// errNoResult is the error of a flow whose goroutine ended in the middle, as all do when the process
-// ends.
+// errNoResult is the error of a flow whose goroutine ended in the middle, as all do when the
+// process ends.
 var errNoResult = errors.New("the call ended without a result")
 
 // errNotBegun is in the error of a flow that has not begun.
@@ -223,8 +223,8 @@ func (l *links) folder(m mounter.Mount) (linkRecord, error) {
 }
 
 // A marking is called before the first change of a disk, and may be called again. It records the
-// mount, so that the disk is released if the mount fails, or if the driver dies. A disk that was not
-// marked is as another program has it.
+// mount, so that the disk is released if the mount fails, or if the driver dies. A disk that was
+// not marked is as another program has it.
 type marking func() error
 
 // unmarked is the marking of a disk that has a record of another kind.
@@ -393,8 +393,8 @@ const goneLooks = 10
 // of a record that was lost, whose disk stays attached.
 func (d *linkDisks) numberOf(r linkRecord) (number uint32, found bool, err error) {
 	if r.Serial != "" {
-		// After a reboot the disk may appear late, and be online then. A disk that was detached never
-		// appears.
+		// After a reboot the disk may appear late, and be online then. A disk that was detached
+		// never appears.
 		for look := range min(d.looks, goneLooks) {
 			disk, err := d.findDisk(r.Serial)
 			if !errors.Is(err, fs.ErrNotExist) {
@@ -541,8 +541,8 @@ func (l *links) exclusively(ctx context.Context, path string, onDisk bool, f fun
 }
 
 // mountDisk mounts the volume of a disk at the path of a record. The record comes before the first
-// change: it shows Unmount what to release if the driver dies. After an error a disk that was changed
-// is released, and the path is as it was, but for a dead link.
+// change: it shows Unmount what to release if the driver dies. After an error a disk that was
+// changed is released, and the path is as it was, but for a dead link.
 func (l *links) mountDisk(ctx context.Context, m mounter.Mount, record linkRecord, at pathState) error {
 	m.ReadOnly = record.ReadOnly
 	if at.state == directory { // before the disk is touched
@@ -574,8 +574,8 @@ func (l *links) mountDisk(ctx context.Context, m mounter.Mount, record linkRecor
 	return errors.Join(err, l.records.remove(record.Path))
 }
 
-// releaseOther releases the disk of an old record for a path, of an interrupted call or a dead link,
-// unless the new record has the same disk.
+// releaseOther releases the disk of an old record for a path, of an interrupted call or a dead
+// link, unless the new record has the same disk.
 func (l *links) releaseOther(old *linkRecord, record linkRecord) error {
 	if old == nil || !l.isFolder(old.Source) || l.Key(old.Source) == l.Key(record.Source) {
 		return nil

@@ -150,8 +150,8 @@ func must(b *bench, err error) {
 // ways are the ways in which a step does not go well.
 var ways = []string{"fails", "fails after its effect", "dies before", "dies after", "reboots before", "reboots after"}
 
-// TestEveryStepOfADisk: each change of the node fails, or the driver dies before or after it, or the
-// node reboots. No used disk is formatted, all data is kept, and a repeated call completes.
+// TestEveryStepOfADisk: each change of the node fails, or the driver dies before or after it, or
+// the node reboots. No used disk is formatted, all data is kept, and a repeated call completes.
 func TestEveryStepOfADisk(t *testing.T) {
 	for name, f := range diskFlows() {
 		for _, way := range ways {
@@ -519,8 +519,8 @@ func TestACallThatHangs(t *testing.T) {
 	b.released(m)
 }
 
-// TestALargeImageKeepsNoOtherWaiting: Windows fills its file with zeros for minutes. Its caller gives
-// up, and no file is left.
+// TestALargeImageKeepsNoOtherWaiting: Windows fills its file with zeros for minutes. Its caller
+// gives up, and no file is left.
 func TestALargeImageKeepsNoOtherWaiting(t *testing.T) {
 	b, m, _ := newDiskBench(t)
 	usedImage(b, m)

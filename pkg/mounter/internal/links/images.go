@@ -126,8 +126,8 @@ func (h Host) Failing() (map[string]mounter.Failure, error) {
 	return failing, errors.Join(errs...)
 }
 
-// failureAt returns the failure of the volume at a folder. A volume that is gone, as after a reboot,
-// has none.
+// failureAt returns the failure of the volume at a folder. A volume that is gone, as after a
+// reboot, has none.
 func (h Host) failureAt(folder string) (*mounter.Failure, error) {
 	type answer struct {
 		f   *mounter.Failure

@@ -480,8 +480,8 @@ func (l *links) Usage(ctx context.Context, path string) (mounter.Usage, error) {
 	return mounter.Usage{}, fmt.Errorf("%w: %s is %s", mounter.ErrPath, path, at.entry.Kind)
 }
 
-// usageOf returns the usage of the filesystem with a directory, until ctx ends: an attached disk can
-// stop answering.
+// usageOf returns the usage of the filesystem with a directory, until ctx ends: an attached disk
+// can stop answering.
 func (l *links) usageOf(ctx context.Context, dir string) (mounter.Usage, error) {
 	return l.usages.Do(ctx, "usage of "+dir, func() (mounter.Usage, error) { return l.host.Usage(dir) })
 }

@@ -17,12 +17,12 @@ type Machine struct {
 	Library *Worker // makes the calls of Disks and Shares
 }
 
-// FoldersDir is the directory of the folders at which the volumes of disks are mounted, in the state
-// directory of the driver.
+// FoldersDir is the directory of the folders at which the volumes of disks are mounted, in the
+// state directory of the driver.
 const FoldersDir = "volumes"
 
-// NewHost returns the Host of a machine. dir is the directory of the kubelet. Records, and the folders
-// of the volumes of disks, are in the directory state.
+// NewHost returns the Host of a machine. dir is the directory of the kubelet. Records, and the
+// folders of the volumes of disks, are in the directory state.
 func NewHost(m Machine, dir, state string) (_ Host, err error) {
 	stores, err := openStores(state)
 	if err != nil {

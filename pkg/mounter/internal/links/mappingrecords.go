@@ -28,8 +28,8 @@ func userDigest(root string, c mounter.Credentials) string {
 // mappingRecords are the records of mappings.
 type mappingRecords struct{ *recordMap[mappingRecord] }
 
-// loadMappingRecords reads the records. A record that is torn is removed: its mapping is then one of
-// another program, and is never removed.
+// loadMappingRecords reads the records. A record that is torn is removed: its mapping is then one
+// of another program, and is never removed.
 func loadMappingRecords(store recordStore) (mappingRecords, error) {
 	m, err := loadRecords(store, "a mapping", func(r mappingRecord) string { return recordName(r.Root) }, nil,
 		func(r mappingRecord) bool {

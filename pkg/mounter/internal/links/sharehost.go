@@ -15,8 +15,8 @@ import (
 type ShareHost interface {
 	// Mapping returns the mapping of a root. Errors: fs.ErrNotExist.
 	Mapping(root string) (ShareMapping, error)
-	// MapShare maps a root. The error is a hint: the mapping may be there in spite of it, and may be
-	// missing without it.
+	// MapShare maps a root. The error is a hint: the mapping may be there in spite of it, and may
+	// be missing without it.
 	MapShare(root string, c mounter.Credentials, privacy bool) error
 	// UnmapShare removes the mapping of a root. Errors: fs.ErrNotExist.
 	UnmapShare(root string) error

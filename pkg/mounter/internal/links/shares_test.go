@@ -609,8 +609,8 @@ func TestAMappingThatComesLate(t *testing.T) {
 	b.wantNothing()
 }
 
-// TestEveryStepOfAShare: each change of the node fails, or the driver dies, with a reboot or without
-// one. A repeated call completes, and nothing is left at the end.
+// TestEveryStepOfAShare: each change of the node fails, or the driver dies, with a reboot or
+// without one. A repeated call completes, and nothing is left at the end.
 func TestEveryStepOfAShare(t *testing.T) {
 	stage := func(b *linkShareBench) error {
 		if err := b.Mount(context.Background(), volumeA, b.staging(0)); err != nil {

@@ -137,8 +137,8 @@ func (h Host) MakeImage(ctx context.Context, path string, size int64, fsType str
 	})
 }
 
-// isFree returns an error unless an image can be made at a path: it does not exist, and its directory
-// does. Errors: fs.ErrExist.
+// isFree returns an error unless an image can be made at a path: it does not exist, and its
+// directory does. Errors: fs.ErrExist.
 func (h Host) isFree(path string) error {
 	switch _, err := h.noLinks(path); {
 	case err == nil:
@@ -155,8 +155,8 @@ func (h Host) isFree(path string) error {
 // vhdxUnit divides the size of a virtual disk, in bytes.
 const vhdxUnit = 512
 
-// makeImage makes an image, or leaves no file. There is no file before, and the image is locked. Windows
-// fills the file with zeros, so this part keeps no other flow waiting.
+// makeImage makes an image, or leaves no file. There is no file before, and the image is locked.
+// Windows fills the file with zeros, so this part keeps no other flow waiting.
 func (d *linkDisks) makeImage(ctx context.Context, image string, size int64) error {
 	if err := d.recordMaking(image); err != nil {
 		return err
@@ -200,8 +200,8 @@ func (d *linkDisks) discard(ctx context.Context, image string) error {
 	})
 }
 
-// making is the record of an image that is being made. If the driver dies meanwhile, the image stays
-// attached, and Windows removes no file that is attached.
+// making is the record of an image that is being made. If the driver dies meanwhile, the image
+// stays attached, and Windows removes no file that is attached.
 type making struct {
 	Image string `json:"image"`
 }

@@ -75,8 +75,8 @@ func New(dir, state string) (*Host, error) {
 	return h, nil
 }
 
-// HelperTasks are the tasks of a Host that run in helper processes. A program that uses Freeze, Grow or
-// Trim passes them to helper.Main.
+// HelperTasks are the tasks of a Host that run in helper processes. A program that uses Freeze,
+// Grow or Trim passes them to helper.Main.
 func HelperTasks() []helper.Task {
 	return slices.Concat(freeze.HelperTasks(), cifs.HelperTasks(), []helper.Task{filesystem.GrowTask})
 }
@@ -433,8 +433,8 @@ func (h *Host) Mounted(_ context.Context, m mounter.Mount, path string) (bool, e
 	})
 }
 
-// IsFilesystem is that of mounter.Images. A bind mount of a directory below the root of a filesystem
-// is not a root.
+// IsFilesystem is that of mounter.Images. A bind mount of a directory below the root of a
+// filesystem is not a root.
 func (h *Host) IsFilesystem(path string) (bool, error) {
 	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {

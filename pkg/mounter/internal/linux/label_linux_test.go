@@ -16,8 +16,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/tree"
 )
 
-// TestLabelsOfSELinux: all files of an image have the label of its mount, also where the image is bound.
-// The label is not stored: the next mount can have another. make test-vm runs this in a guest.
+// TestLabelsOfSELinux: all files of an image have the label of its mount, also where the image is
+// bound. The label is not stored: the next mount can have another. make test-vm runs this in a
+// guest.
 func TestLabelsOfSELinux(t *testing.T) {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
 		t.Skip("this kernel has no SELinux, or no policy")

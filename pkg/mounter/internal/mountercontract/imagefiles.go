@@ -9,8 +9,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// TestImageFiles tests the contract for the making, growing and measuring of images, which every Host
-// has to keep. fsTypes are the filesystems that the Host makes. It uses the files of an image
+// TestImageFiles tests the contract for the making, growing and measuring of images, which every
+// Host has to keep. fsTypes are the filesystems that the Host makes. It uses the files of an image
 // through the Host only.
 func TestImageFiles(t *testing.T, newBench func(t *testing.T) *Bench, fsTypes ...string) {
 	for _, rule := range imageFileRules {

@@ -82,8 +82,8 @@ func HasShare(name string) bool {
 // Mounter does not compare labels of mounts, because the kernel shows them in a canonical form.
 const Context = "context"
 
-// labelForm is the form of an SELinux label: user, role, type, and at most a level with categories. It
-// contains no quotes, and no character that would end an option but the comma.
+// labelForm is the form of an SELinux label: user, role, type, and at most a level with categories.
+// It contains no quotes, and no character that would end an option but the comma.
 var labelForm = regexp.MustCompile(`^[A-Za-z0-9_]+(:[A-Za-z0-9_.,-]+){2,4}$`)
 
 // Label returns the label of an option context without quotes, and false for any other option. The

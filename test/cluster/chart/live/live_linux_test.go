@@ -37,9 +37,9 @@ type story struct {
 // TestChart is a single story, as each step needs the step before.
 //
 // CAUSEWAY_PREVIOUS is the directory of the previous release, whose chart and images are used. No
-// release has been made yet, so by default the previous chart is this tree's with the version 0.0.9,
-// packaged, and with images of its own whose programs have version v0.0.9: all pods are replaced,
-// but differences between two releases are not tested.
+// release has been made yet, so by default the previous chart is this tree's with the version
+// 0.0.9, packaged, and with images of its own whose programs have version v0.0.9: all pods are
+// replaced, but differences between two releases are not tested.
 func TestChart(t *testing.T) {
 	s := &story{T: t}
 	s.prepare()

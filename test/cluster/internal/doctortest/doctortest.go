@@ -41,8 +41,8 @@ func (r Report) String() string {
 	return b.String()
 }
 
-// Doctor runs doctor with further arguments. It returns the report and the exit code. Each part of a
-// finding must have a text.
+// Doctor runs doctor with further arguments. It returns the report and the exit code. Each part of
+// a finding must have a text.
 type Doctor func(t *testing.T, args ...string) (Report, int)
 
 // BuildPlugin builds kubectl causeway and returns the path of the program.

@@ -26,8 +26,8 @@ import (
 type Tests struct {
 	Name    string // the cluster's, which no other tests have
 	Options provider.Options
-	// Needs are groups of hack/packages with programs of the tests, beside those of the cluster. They
-	// are installed before the cluster starts.
+	// Needs are groups of hack/packages with programs of the tests, beside those of the cluster.
+	// They are installed before the cluster starts.
 	Needs []string
 	// Furnish puts into the cluster the objects that all tests need. kept means that the cluster
 	// has them already.

@@ -27,8 +27,8 @@ import (
 type Server struct{ URL string }
 
 // Start starts Prometheus on an IP address of this machine, and ends it with the test. In config,
-// KUBE/ becomes the directory of the credentials ca.crt, client.crt, client.key and kubeconfig, and of
-// the files, and API_SERVER the address of the API server.
+// KUBE/ becomes the directory of the credentials ca.crt, client.crt, client.key and kubeconfig, and
+// of the files, and API_SERVER the address of the API server.
 func Start(t *testing.T, k kubectl.Kubectl, ip, config string, files map[string]string) Server {
 	t.Helper()
 	bin, err := monitoring.Programs(t.Context(), os.Stderr, "prometheus")
@@ -78,7 +78,8 @@ func run(t *testing.T, cmd *exec.Cmd, dir string) {
 	})
 }
 
-// credentials writes the kubeconfig and its parts into dir, and returns host:port of the API server.
+// credentials writes the kubeconfig and its parts into dir, and returns host:port of the API
+// server.
 func credentials(t *testing.T, k kubectl.Kubectl, dir string) (server string) {
 	t.Helper()
 	data, err := os.ReadFile(k.Kubeconfig())

@@ -196,7 +196,8 @@ func only(node string) string {
 func volume(id string) string { return root + "/volumes/" + id }
 func data(id string) string   { return volume(id) + "/data" }
 
-// retriesLater has the sidecars repeat their calls at once after the repair: their pauses have grown.
+// retriesLater has the sidecars repeat their calls at once after the repair: their pauses have
+// grown.
 func (s *scene) retriesLater() {
 	s.later(func() { s.kubectl("-n", install.Namespace, "delete", "pod", "-l", controllerPod) })
 }

@@ -11,13 +11,13 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/monitoring"
 )
 
-// empty are the panels that have no series on a healthy cluster without shares. The faults give them some:
-// TestFaults prints those that it has seen.
+// empty are the panels that have no series on a healthy cluster without shares. The faults give
+// them some: TestFaults prints those that it has seen.
 var empty = []string{"Conditions of the storage", "Available on shares", "Failed calls",
 	"Calls that found their volume locked", "Age of the oldest call"}
 
-// TestDashboards runs each recording rule, and each query of the dashboards, while volumes are made,
-// used, copied and deleted: each has a result, except for the panels that are empty.
+// TestDashboards runs each recording rule, and each query of the dashboards, while volumes are
+// made, used, copied and deleted: each has a result, except for the panels that are empty.
 func TestDashboards(t *testing.T) {
 	if testing.Short() {
 		t.Skip("this needs a cluster")

@@ -45,7 +45,8 @@ func (f fault) proves(r report, row string) bool {
 	})
 }
 
-// TestARowNeedsItsMessage: a finding with the right cause and another message is no evidence for a row.
+// TestARowNeedsItsMessage: a finding with the right cause and another message is no evidence for a
+// row.
 func TestARowNeedsItsMessage(t *testing.T) {
 	const row = "A pod does not start: UNAVAILABLE, `write the staging record in …`, `x`"
 	f := fault{named: []want{{check: "pods"}}}

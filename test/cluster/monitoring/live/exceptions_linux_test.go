@@ -1,7 +1,7 @@
 package live
 
-// Reasons why a row of the troubleshooting page or an alert has no fault here. docs/contributing/cluster.md
-// has them, too.
+// Reasons why a row of the troubleshooting page or an alert has no fault here.
+// docs/contributing/cluster.md has them, too.
 const (
 	windows     = "the nodes run Linux"
 	cifs        = "the kernel of this machine may have no cifs; make test-smb-cluster and make test-vm-smb mount shares"
@@ -17,8 +17,8 @@ const (
 	elsewhere   = "make test-cluster injects it, without doctor"
 )
 
-// exceptions are rows and alerts without a fault, with their reasons. "HEADING: *" are all rows of a
-// section without a fault.
+// exceptions are rows and alerts without a fault, with their reasons. "HEADING: *" are all rows of
+// a section without a fault.
 var exceptions = map[string]string{
 	"Windows nodes: *":                                                          windows,
 	"Changed blocks are not served: *":                                          unit,

@@ -12,9 +12,9 @@ import (
 // healthy is the number of runs of doctor on a healthy cluster.
 const healthy = 100
 
-// TestHealthy runs doctor on a healthy cluster: idle, while claims and snapshots are made and deleted
-// and pods start and end, and during updates of the driver. No run may have a finding, or fail. During
-// the updates a pod that has just started may not answer: then the exit code is 2.
+// TestHealthy runs doctor on a healthy cluster: idle, while claims and snapshots are made and
+// deleted and pods start and end, and during updates of the driver. No run may have a finding, or
+// fail. During the updates a pod that has just started may not answer: then the exit code is 2.
 func TestHealthy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("this needs a cluster")

@@ -254,7 +254,8 @@ func (s *scene) hasHistory() {
 	})
 }
 
-// rootInMemory puts a filesystem without reflinks, and with few inodes, over the root of the second node.
+// rootInMemory puts a filesystem without reflinks, and with few inodes, over the root of the second
+// node.
 func (s *scene) rootInMemory() {
 	s.Helper()
 	s.retriesLater()

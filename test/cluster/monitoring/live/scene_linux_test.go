@@ -40,7 +40,8 @@ func (p *prometheus) well() {
 	})
 }
 
-// volume makes a claim on the first node, whose pod writes a file, and returns the ID of the volume.
+// volume makes a claim on the first node, whose pod writes a file, and returns the ID of the
+// volume.
 func (p *prometheus) volume(name string) (id string) {
 	p.Helper()
 	p.must(kube.Apply(p.anyhow(), fmt.Sprintf(`apiVersion: v1

@@ -18,8 +18,8 @@ const smbDriver = "smb.csi.causeway.dev"
 // server is the SMB server of a step.
 var server *smbtest.Server
 
-// shareSteps are faults of shares, as far as the controller notices them: no node mounts a share, as
-// the kernel of the nodes may have no cifs.
+// shareSteps are faults of shares, as far as the controller notices them: no node mounts a share,
+// as the kernel of the nodes may have no cifs.
 func shareSteps() []step {
 	down := want{"shares", "share //", "the controller cannot use the share", "repair the server", "docs/how-to/smb.md#when-the-server-is-away"}
 	outage := func(name, row, cause, remedy, page string, breakIt func(*scene), also ...want) step {

@@ -16,8 +16,8 @@ import (
 // fault is a fault of the cluster, with its effects.
 type fault struct {
 	name string
-	// rows are those of docs/how-to/troubleshooting.md that describe the fault: a heading, ": ", and
-	// the first cell of a row of its table.
+	// rows are those of docs/how-to/troubleshooting.md that describe the fault: a heading, ": ",
+	// and the first cell of a row of its table.
 	rows []string
 	// named are the findings of doctor. also are findings that may be there, too: consequences.
 	named, also []want
@@ -43,8 +43,8 @@ func (w want) is(f finding) bool {
 		strings.Contains(f.Remedy, w.remedy) && (w.page == "" || w.page == f.Page)
 }
 
-// names reports whether an object has a wanted part. A part that ends with a separator may be the begin of
-// a name, other parts not: "torn" is not the begin of "torn-too".
+// names reports whether an object has a wanted part. A part that ends with a separator may be the
+// begin of a name, other parts not: "torn" is not the begin of "torn-too".
 func names(object, part string) bool {
 	if part == "" || strings.HasSuffix(part, "-") || strings.HasSuffix(part, "/") {
 		return strings.Contains(object, part)
@@ -140,8 +140,8 @@ func (s *scene) in(t *testing.T) *scene {
 	return &inner
 }
 
-// TestFaults causes each fault until doctor names it and its alerts fire, and repairs it until doctor
-// names nothing and the alerts end. A healthy cluster has no alert.
+// TestFaults causes each fault until doctor names it and its alerts fire, and repairs it until
+// doctor names nothing and the alerts end. A healthy cluster has no alert.
 func TestFaults(t *testing.T) {
 	if testing.Short() {
 		t.Skip("this needs a cluster")
@@ -224,8 +224,8 @@ func (s *scene) run(step step) {
 	s.Logf("%5.1f s for the step", time.Since(began).Seconds())
 }
 
-// firesBeside notes the alerts that have fired since a time and are not expected: consequences of the
-// faults, as all alerts wait for seconds only.
+// firesBeside notes the alerts that have fired since a time and are not expected: consequences of
+// the faults, as all alerts wait for seconds only.
 func (s *scene) firesBeside(since time.Time, expected []string) {
 	s.Helper()
 	names, err := s.firing(time.Since(since))
@@ -275,8 +275,8 @@ func (*summary) add(to map[string]bool, names []string) {
 	}
 }
 
-// isNamed waits until doctor names each fault, with exit code 1, and has the messages of its rows as
-// evidence.
+// isNamed waits until doctor names each fault, with exit code 1, and has the messages of its rows
+// as evidence.
 func (s *scene) isNamed(faults []fault) {
 	s.Helper()
 	start := time.Now()

@@ -185,8 +185,8 @@ func (s *scene) output(line string) string {
 	return s.must2(nodes[0].Run(s.anyhow(), "sh", "-c", line))
 }
 
-// snapshotOfHanging has a process hang in a write to a file on the first node, as those of a pod can,
-// and makes a snapshot.
+// snapshotOfHanging has a process hang in a write to a file on the first node, as those of a pod
+// can, and makes a snapshot.
 func (s *scene) snapshotOfHanging(claim, file string) {
 	s.Helper()
 	cmd, err := nodes[0].Command(s.anyhow(), "/proc/self/fd/3", file)

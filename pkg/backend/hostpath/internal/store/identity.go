@@ -103,7 +103,8 @@ func compare(root *beneath.Dir, has, seen *identity, cfg Config) error {
 }
 
 // unused returns an error if root has an entry other than those of a new filesystem or of an
-// interrupted first start. The entries may be volumes whose identity was removed: seen is then theirs.
+// interrupted first start. The entries may be volumes whose identity was removed: seen is then
+// theirs.
 func unused(root *beneath.Dir, seen *identity, cfg Config) error {
 	names, err := root.Names(".")
 	if err != nil {

@@ -5,8 +5,8 @@
 //     smaller files only, and compares the size.
 //   - After the end of a context, its next request overwrites a message that may not be sent yet.
 //     The library gets contexts that end only when the connection is closed, by session.until.
-//   - A server, or an attacker in its place, can turn off signatures: it answers the log in of a user
-//     with the flag of a guest. wire.Write then ends the session.
+//   - A server, or an attacker in its place, can turn off signatures: it answers the log in of a
+//     user with the flag of a guest. wire.Write then ends the session.
 //   - A name with "..", or an empty name, leads out of the directory. Each operation checks its
 //     path.
 package client

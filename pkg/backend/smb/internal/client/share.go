@@ -328,9 +328,9 @@ func readAll(f *smb2.File, limit int64) (content []byte, err error) {
 	return content, nil
 }
 
-// Rewrite writes content at the start of an existing file, if check returns no error for its present
-// content, of at most limit bytes. The file that check has seen is the file that changes, also if
-// another file has its path meanwhile. It is not durable. Errors: those of check.
+// Rewrite writes content at the start of an existing file, if check returns no error for its
+// present content, of at most limit bytes. The file that check has seen is the file that changes,
+// also if another file has its path meanwhile. It is not durable. Errors: those of check.
 func (s *Share) Rewrite(ctx context.Context, path string, limit int64, check func(old []byte) error,
 	content []byte) error {
 	var refused error

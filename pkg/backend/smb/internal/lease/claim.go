@@ -295,8 +295,8 @@ func (c *Claim) lost() error {
 // Confirm asks the server whether this process still has the right: the clocks of a machine that
 // was stopped may not show that. Errors: backend.ErrUnavailable.
 //
-// A marker that is gone never comes back. So if there was no successor, and all markers of the chain
-// are there afterwards, the process had the right when it looked for the successor.
+// A marker that is gone never comes back. So if there was no successor, and all markers of the
+// chain are there afterwards, the process had the right when it looked for the successor.
 func (c *Claim) Confirm(ctx context.Context, share Share) error {
 	own := c.chain[len(c.chain)-1]
 	switch _, err := share.Stat(ctx, own.successor(c.Head())); {

@@ -11,8 +11,8 @@
 // late, lost or repeated, and processes are stopped between any two steps:
 //
 //   - A process gives its marker up long before other processes take the marker for ended. No
-//     message leaves after that time: the storage asks the lease before each message, and the end of
-//     the lease resets the connection. See client.WithLease.
+//     message leaves after that time: the storage asks the lease before each message, and the end
+//     of the lease resets the connection. See client.WithLease.
 //   - A process that succeeds a chain creates its marker first and compares the whole chain then. A
 //     process that renews its marker writes it first and looks for a successor then. One of the two
 //     finds the other.

@@ -126,8 +126,8 @@ func (l linkTrial) removeAll() {
 	}
 }
 
-// Contract tests the contract of a Host over the links of this machine. hasForms reports whether one
-// path has several forms here.
+// Contract tests the contract of a Host over the links of this machine. hasForms reports whether
+// one path has several forms here.
 func Contract(t *testing.T, newLinks func(*testing.T) links.LinkHost, hasForms bool) {
 	mountercontract.TestMounter(t, func(t *testing.T) *mountercontract.Bench {
 		local, state := newLinks(t), t.TempDir()

@@ -159,8 +159,8 @@ func (windowsDisks) Filesystem(volume string) (name string, err error) {
 	return name, err
 }
 
-// GrowVolume resizes the partition itself: ResizeVolume of the library does not grow it by less than
-// 100 MiB.
+// GrowVolume resizes the partition itself: ResizeVolume of the library does not grow it by less
+// than 100 MiB.
 func (windowsDisks) GrowVolume(volume string) (size int64, err error) {
 	err = cim.WithCOMThread(func() error {
 		part, err := cim.GetPartitionByVolumeUniqueID(volume)

@@ -9,7 +9,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/links"
 )
 
-// libraryCalls is the worker for all calls of the library in this process: FindDevice makes some, too.
+// libraryCalls is the worker for all calls of the library in this process: FindDevice makes some,
+// too.
 var libraryCalls = links.NewWorker()
 
 // New returns the Host of this machine. A mount is a link for directories. dir is the directory of

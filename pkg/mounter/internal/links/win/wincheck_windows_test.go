@@ -36,7 +36,8 @@ func TestMain(m *testing.M) {
 // assumption is a statement about Windows.
 type assumption struct {
 	area, text string // text: the statement
-	// try returns asAssumed, or the different finding. It skips the test where something is missing.
+	// try returns asAssumed, or the different finding. It skips the test where something is
+	// missing.
 	try func(t *testing.T) string
 }
 

@@ -339,7 +339,8 @@ func (sh *Shares) Unmount(ctx context.Context, p tree.Handle, at tree.State, sho
 	return nil
 }
 
-// silentServers remembers the servers that did not answer an unmount. The zero value is empty and usable.
+// silentServers remembers the servers that did not answer an unmount. The zero value is empty and
+// usable.
 type silentServers struct {
 	mu    sync.Mutex
 	since map[string]time.Time

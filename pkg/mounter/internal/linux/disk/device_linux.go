@@ -291,8 +291,8 @@ type deviceContent struct {
 	size int64
 }
 
-// readDevice reads the content of a device. readDevice opens the device exclusively: for a device with a
-// mounted filesystem, in any mount namespace, or of an array, the result is unix.EBUSY.
+// readDevice reads the content of a device. readDevice opens the device exclusively: for a device
+// with a mounted filesystem, in any mount namespace, or of an array, the result is unix.EBUSY.
 func readDevice(device tree.FileID) (deviceContent, error) {
 	dev, err := claim(device)
 	if err != nil {

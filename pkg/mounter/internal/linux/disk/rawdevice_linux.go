@@ -105,8 +105,8 @@ func BecomesWritable(p tree.Handle, at tree.State) func() {
 	}
 }
 
-// wasWritable reports whether the node that is mounted at d is that of a BlockDevice which was writable
-// when it was staged.
+// wasWritable reports whether the node that is mounted at d is that of a BlockDevice which was
+// writable when it was staged.
 func wasWritable(p tree.Handle, at tree.State) bool {
 	is, err := isRaw(p, at, at.Device)
 	_, wasReadOnly, _, failed := p.ReadBackingFlag()

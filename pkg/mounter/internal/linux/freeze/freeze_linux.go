@@ -33,9 +33,9 @@ type Freezer struct {
 	tools    *tool.Runner
 }
 
-// New returns a Freezer after it has thawed the filesystems that an earlier process has left frozen.
-// state is the directory of the records. If a thaw takes longer than a few seconds, New retries it in
-// the background.
+// New returns a Freezer after it has thawed the filesystems that an earlier process has left
+// frozen. state is the directory of the records. If a thaw takes longer than a few seconds, New
+// retries it in the background.
 func New(state string, loops *loop.Devices, locks *loop.Locks, tools *tool.Runner) (*Freezer, error) {
 	z := &Freezer{state: state, loops: loops, locks: locks, tools: tools}
 	return z, z.thawRecords()
@@ -403,8 +403,8 @@ func (f *freeze) close() {
 	go guard.Do(func() error { f.thawLater(done); return nil })
 }
 
-// thawLater waits for the end of the helper, makes sure that nothing is frozen, and only then lets go
-// of the filesystems.
+// thawLater waits for the end of the helper, makes sure that nothing is frozen, and only then lets
+// go of the filesystems.
 func (f *freeze) thawLater(done []func()) {
 	<-f.session.Gone()
 	f.thawUntilDone(f.record, nil)

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// trimPart is the number of bytes of an ext4 or xfs that one FITRIM trims. Before Linux 6.7, xfs
-	// blocks the allocations of an allocation group until FITRIM returns.
+	// trimPart is the number of bytes of an ext4 or xfs that one FITRIM trims. Before Linux 6.7,
+	// xfs blocks the allocations of an allocation group until FITRIM returns.
 	trimPart = 1 << 30
 	// trimLeast is the number of bytes that a run of free blocks must have. Each hole is an extent
 	// of the image.
@@ -126,14 +126,16 @@ func (z *Freezer) Trim(ctx context.Context, tenant, image string) (freed int64, 
 	return max(before-after, 0), nil
 }
 
-// awaitDiscards waits for the discards of loop device n: xfs makes them in the background since Linux
-// 6.7. It waits for a second at most, as other requests count, too: then Trim returns fewer bytes.
+// awaitDiscards waits for the discards of loop device n: xfs makes them in the background since
+// Linux 6.7. It waits for a second at most, as other requests count, too: then Trim returns fewer
+// bytes.
 func awaitDiscards(ctx context.Context, n int) {
 	file := fmt.Sprintf("/sys/block/loop%d/inflight", n)
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
-		// Requests that read, and requests that write: Documentation/ABI/stable/sysfs-block of Linux.
+		// Requests that read, and requests that write: Documentation/ABI/stable/sysfs-block of
+		// Linux.
 		text, err := os.ReadFile(file)
 		if counts := strings.Fields(string(text)); err != nil || len(counts) < 2 || counts[1] == "0" {
 			return
@@ -180,8 +182,8 @@ func (z *Freezer) trim(ctx context.Context, d tool.Disk, m *os.File, fsType stri
 	return context.Cause(limited)
 }
 
-// progresses returns true when ctx is done, and false when state has not changed from one tick to the
-// next.
+// progresses returns true when ctx is done, and false when state has not changed from one tick to
+// the next.
 func progresses(ctx context.Context, limit time.Duration, state func() [2]int64) bool {
 	tick := time.NewTicker(limit)
 	defer tick.Stop()

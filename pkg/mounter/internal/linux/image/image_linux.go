@@ -57,8 +57,8 @@ func (im *Images) Mount(ctx context.Context, m mounter.Mount, src tree.Source, p
 	return t.Failed(m, im.mountAttached(ctx, file, m, t, o))
 }
 
-// mountAttached attaches the file and mounts the filesystem on the device. If the driver dies before
-// the mount, no device stays attached: the kernel detaches the device with its last user.
+// mountAttached attaches the file and mounts the filesystem on the device. If the driver dies
+// before the mount, no device stays attached: the kernel detaches the device with its last user.
 func (im *Images) mountAttached(ctx context.Context, file *os.File, m mounter.Mount, t tree.Target,
 	o tree.Fresh) error {
 	b, err := tree.BackingOf(file)

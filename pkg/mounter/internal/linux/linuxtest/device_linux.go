@@ -19,9 +19,9 @@ import (
 // lastLoop is the number of the last device of OwnLoop, less an offset.
 var lastLoop atomic.Int32
 
-// OwnLoop returns the path of a free loop device, whose number no other process knows. Another process
-// gets it from LOOP_CTL_GET_FREE, which returns the lowest number, only while it is free and all lower
-// numbers are in use: see AttachTo.
+// OwnLoop returns the path of a free loop device, whose number no other process knows. Another
+// process gets it from LOOP_CTL_GET_FREE, which returns the lowest number, only while it is free
+// and all lower numbers are in use: see AttachTo.
 func OwnLoop(t *testing.T) string {
 	t.Helper()
 	control, err := os.Open("/dev/loop-control")
@@ -39,8 +39,8 @@ func OwnLoop(t *testing.T) string {
 	return fmt.Sprintf("/dev/loop%d", number)
 }
 
-// AttachTo attaches a file to a loop device, as soon as no other process uses the device, and returns
-// the identity of the file.
+// AttachTo attaches a file to a loop device, as soon as no other process uses the device, and
+// returns the identity of the file.
 func AttachTo(t *testing.T, device, file string) tree.Backing {
 	t.Helper()
 	untilIdle(t, func() error {
@@ -57,7 +57,8 @@ func AttachTo(t *testing.T, device, file string) tree.Backing {
 	return tree.Backing{Dev: st.Dev, Ino: st.Ino}
 }
 
-// UntilDetached waits until a loop device has no file: another process may have it open for a moment.
+// UntilDetached waits until a loop device has no file: another process may have it open for a
+// moment.
 func UntilDetached(t *testing.T, device string) {
 	t.Helper()
 	n, _ := loop.Number(device)

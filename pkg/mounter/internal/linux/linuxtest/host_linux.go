@@ -15,8 +15,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux"
 )
 
-// Main runs the tests of a package in a mount namespace of its own. In a helper process of a Host, and
-// in a process that a test has started to die, it does not return.
+// Main runs the tests of a package in a mount namespace of its own. In a helper process of a Host,
+// and in a process that a test has started to die, it does not return.
 func Main(m *testing.M) {
 	helper.Main(linux.HelperTasks())
 	hang.Main()

@@ -1,3 +1,3 @@
-// Package linuxtest has the parts of a Host of Linux for the tests of its packages. A test package calls
-// Main in its TestMain.
+// Package linuxtest has the parts of a Host of Linux for the tests of its packages. A test package
+// calls Main in its TestMain.
 package linuxtest

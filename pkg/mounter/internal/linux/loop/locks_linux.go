@@ -17,7 +17,8 @@ import (
 type Locks struct {
 	// ImageLocks are held by calls that mount, unmount, change or freeze an image.
 	ImageLocks keylock.Locks[tree.Backing]
-	// FlushLocks are held to unmount, flush, freeze or trim an image. They are taken before ImageLocks.
+	// FlushLocks are held to unmount, flush, freeze or trim an image. They are taken before
+	// ImageLocks.
 	FlushLocks keylock.Locks[tree.Backing]
 	tree       *tree.Tree
 	loops      *Devices

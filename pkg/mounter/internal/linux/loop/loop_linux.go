@@ -33,8 +33,8 @@ const maxLoopTries = 100
 // maxLoopPause bounds the pause between two tries.
 const maxLoopPause = 10 * time.Millisecond
 
-// Devices tracks the backing file of each loop device. Its zero value is empty and usable. No lock is
-// held across a system call on a device or its file, so that one image cannot delay the others.
+// Devices tracks the backing file of each loop device. Its zero value is empty and usable. No lock
+// is held across a system call on a device or its file, so that one image cannot delay the others.
 type Devices struct {
 	mu       sync.Mutex           // guards the maps
 	byFile   map[tree.Backing]int // the device of a file; a hint, which callers verify with the kernel
@@ -61,8 +61,8 @@ type Options struct {
 	Autoclear bool // the kernel detaches the device when no process has it open and no mount uses it
 }
 
-// OptionsOf returns the options for the file of an Image or a Disk. A read-only Image has a writable
-// device: only its mount is read-only.
+// OptionsOf returns the options for the file of an Image or a Disk. A read-only Image has a
+// writable device: only its mount is read-only.
 func OptionsOf(m mounter.Mount) Options {
 	return Options{
 		readOnly: m.Kind == mounter.Disk && m.ReadOnly, Sector: m.Sector,
@@ -119,8 +119,8 @@ func openAttached(n int, b tree.Backing, o Options) (*os.File, error) {
 	return dev, nil
 }
 
-// OpenOwn opens a device that has the backing file b. It returns nil if the device has another file by
-// now, or none: the number of a detached device is soon that of another file, also of another
+// OpenOwn opens a device that has the backing file b. It returns nil if the device has another file
+// by now, or none: the number of a detached device is soon that of another file, also of another
 // process. While a device is open, the kernel neither detaches its file nor attaches another.
 func OpenOwn(n int, b tree.Backing) (*os.File, error) {
 	dev, err := Open(n, true)
@@ -229,8 +229,8 @@ func reset(dev *os.File, readOnly bool) error {
 	return tree.SetDeviceReadOnly(dev, readOnly)
 }
 
-// DeviceForFile returns the number of the device whose backing file is file, which has the identity b.
-// Errors: ErrNoAnswer if a device does not answer, and could be the device of the file.
+// DeviceForFile returns the number of the device whose backing file is file, which has the identity
+// b. Errors: ErrNoAnswer if a device does not answer, and could be the device of the file.
 func (l *Devices) DeviceForFile(file *os.File, b tree.Backing) (n int, ok bool, err error) {
 	n, ok, err = l.DeviceFor(b)
 	if errors.Is(err, mounter.ErrNoAnswer) && isOpenOnce(file) {
@@ -239,8 +239,8 @@ func (l *Devices) DeviceForFile(file *os.File, b tree.Backing) (n int, ok bool, 
 	return n, ok, err
 }
 
-// DeviceFor returns the number of the device whose backing file is b. Errors: ErrNoAnswer if no device is
-// known to have the file, and some devices do not answer.
+// DeviceFor returns the number of the device whose backing file is b. Errors: ErrNoAnswer if no
+// device is known to have the file, and some devices do not answer.
 func (l *Devices) DeviceFor(b tree.Backing) (n int, ok bool, err error) {
 	if n, ok := l.hint(b); ok {
 		if has, err := l.has(n, b); err == nil && has {
@@ -394,8 +394,8 @@ func (l *Devices) Backs(at tree.State, b tree.Backing) (bool, error) {
 	return has == b, err
 }
 
-// NumberOf returns the number of the loop device of a mount: the device that holds its filesystem, or
-// the device of a device node.
+// NumberOf returns the number of the loop device of a mount: the device that holds its filesystem,
+// or the device of a device node.
 func (l *Devices) NumberOf(at tree.State) (int, bool) {
 	switch {
 	case at.Mode&unix.S_IFMT == unix.S_IFBLK:
@@ -571,8 +571,8 @@ func Number(path string) (int, bool) {
 	return n, ok && err == nil
 }
 
-// NumberAt returns the number of the loop device whose node is mounted at p, or at DeviceName in the
-// directory at p. Without such a device, loop returns false.
+// NumberAt returns the number of the loop device whose node is mounted at p, or at DeviceName in
+// the directory at p. Without such a device, loop returns false.
 func NumberAt(p tree.Handle) (int, bool) {
 	at, err := p.Stat()
 	if err == nil && !at.Mounted && at.Mode&unix.S_IFMT == unix.S_IFDIR {

@@ -298,9 +298,9 @@ func TestFileOfNoticesANewBackingFile(t *testing.T) {
 	await.True(t, "the device is free again", func() bool { _, err := l.FileOf(n); return errors.Is(err, unix.ENXIO) })
 }
 
-// TestUnmountLeavesTheDeviceOfAnotherImage: a driver died in the middle of an unmount, and the device
-// is detached after the next driver has found its file, and before that driver opens the device. The
-// number is soon that of another image, whose device must stay attached.
+// TestUnmountLeavesTheDeviceOfAnotherImage: a driver died in the middle of an unmount, and the
+// device is detached after the next driver has found its file, and before that driver opens the
+// device. The number is soon that of another image, whose device must stay attached.
 func TestUnmountLeavesTheDeviceOfAnotherImage(t *testing.T) {
 	b := linuxtest.NewLoopBench(t)
 	l := b.Host.(*linux.Host).Loops

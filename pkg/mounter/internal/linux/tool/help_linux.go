@@ -11,17 +11,17 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// Help runs a task in a helper, for at most a limit. If the limit passes, the image on which it works
-// counts as stalled until the helper has ended. If ctx ends, the image does not count as stalled: the
-// task may only wait for the end of a freeze. Errors: those of the task and of ctx; ErrStalled if the
-// limit has passed, or if there is no helper.
+// Help runs a task in a helper, for at most a limit. If the limit passes, the image on which it
+// works counts as stalled until the helper has ended. If ctx ends, the image does not count as
+// stalled: the task may only wait for the end of a freeze. Errors: those of the task and of ctx;
+// ErrStalled if the limit has passed, or if there is no helper.
 func (r *Runner) Help(ctx context.Context, limit time.Duration, task helper.Task, request any, on Disk,
 	files ...*os.File) error {
 	return r.supervise(ctx, limit, false, task, request, on, files...)
 }
 
-// HelpWriter is Help for a task that changes the image: the image also counts as stalled if ctx ends
-// before the task.
+// HelpWriter is Help for a task that changes the image: the image also counts as stalled if ctx
+// ends before the task.
 func (r *Runner) HelpWriter(ctx context.Context, limit time.Duration, task helper.Task, request any, on Disk,
 	files ...*os.File) error {
 	return r.supervise(ctx, limit, true, task, request, on, files...)

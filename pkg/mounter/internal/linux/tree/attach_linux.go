@@ -299,8 +299,8 @@ func FilesystemRecipe(device, fsType string, o Fresh) Recipe {
 			return notFormat(fsType, unix.Mount(device, target, fsType, o.flags, o.data()))
 		},
 		Check: func(root int) error { return VerifyFlags(root, o.Shown) },
-		// Before Linux 6.8, fsconfig(2) keeps the label from btrfs, which sets labels itself, and each mount
-		// is EINVAL: btrfs_mount_root in fs/btrfs/super.c.
+		// Before Linux 6.8, fsconfig(2) keeps the label from btrfs, which sets labels itself, and
+		// each mount is EINVAL: btrfs_mount_root in fs/btrfs/super.c.
 		onlyLegacy: fsType == Btrfs && o.label != "",
 	}
 }

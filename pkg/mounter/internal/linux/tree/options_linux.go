@@ -157,8 +157,8 @@ func (f Fresh) parameters() []string {
 	return all
 }
 
-// data returns the options of the filesystem that mount(2) takes as text. Quotes keep the commas of a
-// label from ending the option: selinux_sb_eat_lsm_opts in security/selinux/hooks.c of Linux.
+// data returns the options of the filesystem that mount(2) takes as text. Quotes keep the commas of
+// a label from ending the option: selinux_sb_eat_lsm_opts in security/selinux/hooks.c of Linux.
 func (f Fresh) data() string {
 	all := slices.Clone(f.Text)
 	if f.label != "" {

@@ -8,8 +8,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/options"
 )
 
-// TestLabelsReachTheKernel: the label has no quotes in fsconfig(2), and quotes in mount(2), and does
-// not reach bind mounts of the image.
+// TestLabelsReachTheKernel: the label has no quotes in fsconfig(2), and quotes in mount(2), and
+// does not reach bind mounts of the image.
 func TestLabelsReachTheKernel(t *testing.T) {
 	m := mounter.Mount{Kind: mounter.Image, FSType: "ext4", Source: "/image",
 		Options: []string{"noatime", `context="system_u:object_r:container_file_t:s0:c1,c2"`, "discard"}}

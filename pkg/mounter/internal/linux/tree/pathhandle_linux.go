@@ -104,8 +104,8 @@ func (p Handle) Statfs(st *unix.Statfs_t) error {
 	return nil
 }
 
-// entries returns the names of up to n entries of the directory that fd, an O_PATH descriptor, refers
-// to.
+// entries returns the names of up to n entries of the directory that fd, an O_PATH descriptor,
+// refers to.
 func entries(fd, n int, path string) ([]string, error) {
 	dir, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

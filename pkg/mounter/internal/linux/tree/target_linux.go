@@ -161,9 +161,9 @@ func (s State) IsTarget() bool {
 		s.Mode&unix.S_ISVTX != 0 && s.uid == uint32(os.Geteuid())
 }
 
-// MarkTarget marks an empty file as the target of a device, so that the driver still recognizes the file
-// after the device is unmounted. fd is an O_PATH descriptor of the file. A file of another user
-// stays as it is.
+// MarkTarget marks an empty file as the target of a device, so that the driver still recognizes the
+// file after the device is unmounted. fd is an O_PATH descriptor of the file. A file of another
+// user stays as it is.
 func MarkTarget(fd int) error {
 	at, err := StatFD(fd)
 	if err != nil || at.IsTarget() || at.Mounted || at.Kind() != unix.S_IFREG || at.Size > 0 ||

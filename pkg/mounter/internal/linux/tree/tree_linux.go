@@ -28,8 +28,8 @@ type Tree struct {
 	mayBeShare func(State) bool
 }
 
-// New returns the Tree of a directory, which must exist. mayBeShare reports whether a mount may be one
-// of a share, which no call may wait for.
+// New returns the Tree of a directory, which must exist. mayBeShare reports whether a mount may be
+// one of a share, which no call may wait for.
 func New(dir string, mayBeShare func(State) bool) (*Tree, error) {
 	if err := paths.CheckDir(dir); err != nil {
 		return nil, err
