@@ -13,8 +13,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/sharesim"
 )
 
-// TestTheSimulatedServerAnswersAsSamba makes the same operations on both servers. The two agree where
-// Windows differs: there a directory with an open file cannot be moved.
+// TestTheSimulatedServerAnswersAsSamba makes the same operations on both servers. The two agree
+// where Windows differs: there a directory with an open file cannot be moved.
 func TestTheSimulatedServerAnswersAsSamba(t *testing.T) {
 	t.Run("simulated", func(t *testing.T) {
 		simulate(t, func(w *simulation) {

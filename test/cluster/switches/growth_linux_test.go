@@ -145,8 +145,8 @@ func (s *scene) autoresizer(p promtest.Server) (round func()) {
 // realRound waits for the next round of pvc-autoresizer.
 func realRound() { time.Sleep(interval) }
 
-// realResizer runs pvc-autoresizer on a node, as it must find the namespace of its lease where a pod
-// has it.
+// realResizer runs pvc-autoresizer on a node, as it must find the namespace of its lease where a
+// pod has it.
 func (s *scene) realResizer(n local.Node, program string, p promtest.Server) {
 	s.Helper()
 	binary, err := os.Open(program)

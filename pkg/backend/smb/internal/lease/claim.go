@@ -202,9 +202,9 @@ func (c *Claim) link(path string) link {
 	return link{path: path, content: string(c.own.encode()), random: c.own.Random}
 }
 
-// startRenewals begins to renew the marker, which is the last of chain. The end of the renewals lets
-// a renewal that has begun finish: its session is shared with other calls, and a request that is
-// given up ends the session.
+// startRenewals begins to renew the marker, which is the last of chain. The end of the renewals
+// lets a renewal that has begun finish: its session is shared with other calls, and a request that
+// is given up ends the session.
 func (c *Claim) startRenewals(chain Chain) {
 	c.chain = chain
 	pause, stop := context.WithCancel(c.ctx)

@@ -536,8 +536,8 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// untilAFreezeHangs freezes images until a freeze hangs, at its limit, in a write to one of them. On
-// a slow machine the limit passes before that, and the next freeze gets twice the time.
+// untilAFreezeHangs freezes images until a freeze hangs, at its limit, in a write to one of them.
+// On a slow machine the limit passes before that, and the next freeze gets twice the time.
 func untilAFreezeHangs(b *linuxtest.Bench, tenant string, images ...string) {
 	b.T.Helper()
 	limit := time.Second
