@@ -308,13 +308,14 @@ func (n *node) survivesSilence() {
 	n.statistics(v, 100)
 	before := n.level()
 	n.statistics(v, 1000)
+	await.True(n, "the helpers of the calls have ended", func() bool { return n.helpers() == 0 })
 	read := make(chan error, 1) // keeps the mount busy until the unpublish ends it
 	go func() {
 		_, err := n.NodeGetVolumeStats(n.context(time.Minute), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetVolumeId(),
 			VolumePath: n.at("first")})
 		read <- err
 	}()
-	time.Sleep(time.Second)
+	await.True(n, "a helper reads the statistics", func() bool { return n.helpers() > 0 || len(read) > 0 })
 	begin := time.Now() // the kernel of the guest runs programs some 30 times slower than the machine
 	n.ok(n.unpublish(v, "first", time.Minute))
 	unpublished := time.Now()
@@ -343,7 +344,7 @@ func (n *node) statistics(v *csi.Volume, calls int) {
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
-			ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			_, err := n.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetVolumeId(),
 				VolumePath: n.at("first")})
@@ -353,6 +354,19 @@ func (n *node) statistics(v *csi.Volume, calls int) {
 		})
 	}
 	group.Wait()
+}
+
+// helpers returns the number of helper processes.
+func (n *node) helpers() (helpers int) {
+	n.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	n.ok(err)
+	for _, file := range all {
+		if line, _ := os.ReadFile(file); string(line) == "causeway-helper\x00" {
+			helpers++
+		}
+	}
+	return helpers
 }
 
 // level has the figures that calls which hang would raise.

@@ -102,8 +102,8 @@ func TestASilentServerLeavesHelpers(t *testing.T) {
 	})
 	for range 20 {
 		var u mounter.Usage
-		if err := cifs.Run(l.Shares, t.Context(), "alive", nil, cifs.UsageTask, cifs.ShareRequest{}, &u, alive); err != nil ||
-			u == (mounter.Usage{}) {
+		err := cifs.Run(l.Shares, t.Context(), "alive", nil, cifs.UsageTask, cifs.ShareRequest{}, &u, alive)
+		if err != nil || u == (mounter.Usage{}) {
 			t.Errorf("on another server: %+v, %v", u, err)
 		}
 	}

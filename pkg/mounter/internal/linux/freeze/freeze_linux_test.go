@@ -693,7 +693,8 @@ func TestADriverDiesWhileAFreezeHangs(t *testing.T) {
 			var pids []int
 			await.True(t, "the helper hangs", func() bool {
 				pids = b.Freezers()
-				return len(pids) == 1 && linuxtest.WaitsIn(pids[0], "freeze_super", "percpu_down_write", "sb_wait_write")
+				return len(pids) == 1 &&
+					linuxtest.WaitsIn(pids[0], "freeze_super", "percpu_down_write", "sb_wait_write")
 			})
 			cmd.Process.Kill()
 			cmd.Wait()
