@@ -77,14 +77,24 @@ func (f Filesystem) Attach(t testing.TB, image, dir string) {
 	})
 }
 
-// Unmount unmounts dir when no process has a file open there. A program that looks at all loop
-// devices, such as the driver of another test, may have one open, and a child that another test
-// starts has all files of this process until its exec.
+// Unmount unmounts dir. Errors: EBUSY and the path if this process has left a file open there. Unmount
+// waits for other processes: a program that looks at all loop devices, such as the driver of another
+// test, may have one open, and a child that another test starts has all files of this process until
+// its exec.
 func Unmount(t testing.TB, dir string) (err error) {
 	t.Helper()
 	await.True(t, "no process has a file or mount in "+dir, func() bool {
-		err = unix.Unmount(dir, 0)
-		return !errors.Is(err, unix.EBUSY)
+		if err = unix.Unmount(dir, 0); !errors.Is(err, unix.EBUSY) {
+			return true
+		}
+		links, _ := filepath.Glob("/proc/self/fd/*")
+		for _, link := range links {
+			if path, _ := os.Readlink(link); path == dir || strings.HasPrefix(path, dir+"/") {
+				err = fmt.Errorf("%w: %s is open", err, path)
+				return true
+			}
+		}
+		return false
 	})
 	return err
 }

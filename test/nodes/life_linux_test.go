@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // use mounts a volume on its node as the kubelet does, calls f with where a pod finds it, and
@@ -21,7 +23,10 @@ func (n *node) use(id string, f func(target string)) {
 		&csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: staging, TargetPath: target,
 			VolumeCapability: mountable()})))
 	f(target)
-	n.must(second(n.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})))
+	// A child that another test starts has the files of this process until its exec.
+	await.NoError(n, "no process uses the target", func() error {
+		return second(n.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}))
+	})
 	n.must(second(n.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})))
 }
 

@@ -200,7 +200,6 @@ func limitsDirectories(w *world) {
 }
 
 func TestALimitSurvivesCallsWhileQuotasAreOff(t *testing.T) {
-	t.Parallel()
 	ctx := context.Background()
 	for name, call := range map[string]func(b *Backend, id string) error{
 		"an expansion": func(b *Backend, id string) error {
@@ -237,7 +236,6 @@ func TestALimitSurvivesCallsWhileQuotasAreOff(t *testing.T) {
 }
 
 func TestProjectsAreFreedByConcurrentDeletes(t *testing.T) {
-	t.Parallel()
 	onQuotas(t, projects, func(w *world) {
 		const volumes = 60
 		b := w.open()
@@ -267,7 +265,6 @@ func TestProjectsAreFreedByConcurrentDeletes(t *testing.T) {
 }
 
 func TestSizesThatCannotBeEnforced(t *testing.T) {
-	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4", Size: 64 * mib})
 	b := w.open()

@@ -55,7 +55,6 @@ func (w *world) reasons(b *Backend, id string) (reasons []string, messages strin
 
 // TestACopyThatHangsIsGivenUp: a process of a pod can hold the lock of a file for any time.
 func TestACopyThatHangsIsGivenUp(t *testing.T) {
-	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, xfs)
 	b := w.open()
@@ -97,7 +96,6 @@ func TestACopyThatHangsIsGivenUp(t *testing.T) {
 // TestAListingThatHangsIsReported: on btrfs a process that lists a directory can block the open of
 // this directory.
 func TestAListingThatHangsIsReported(t *testing.T) {
-	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs", Reflinks: true})
 	w.quotas("enable")
@@ -138,7 +136,6 @@ func TestAListingThatHangsIsReported(t *testing.T) {
 
 // TestARemovalThatHangsStopsNoOther: the kernel locks a file for its removal.
 func TestARemovalThatHangsStopsNoOther(t *testing.T) {
-	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, xfs)
 	b := w.open()
@@ -173,7 +170,6 @@ func TestARemovalThatHangsStopsNoOther(t *testing.T) {
 // TestCopiesThatHangLeaveTheirSlots: even several tenants together block the slots for seconds
 // only.
 func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
-	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, xfs)
 	b := w.open()
@@ -219,7 +215,6 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 
 // TestAPoolWithoutAFreeHelperIsReported: helpers that hang are missing for other calls.
 func TestAPoolWithoutAFreeHelperIsReported(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
 	pool := mounter.Helpers{Pool: "freeze", Limit: 64}
 	w.cfg.Images = changed{Images: w.cfg.Images, helpers: func() []mounter.Helpers { return []mounter.Helpers{pool} }}
@@ -247,7 +242,6 @@ func TestAPoolWithoutAFreeHelperIsReported(t *testing.T) {
 
 // TestTheNamespaceOfAVolumeIsKept: a mount's filesystem check, and a freeze, count for the tenant.
 func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
-	t.Parallel()
 	everywhere(t, func(w *world, f testdisk.Filesystem) {
 		b := w.open()
 		ctx := context.Background()
@@ -285,7 +279,6 @@ func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
 // TestOldFailuresAreNotReported: the reason for a failure may no longer exist after some minutes,
 // or after the next copy. A copy that hangs is reported until it ends.
 func TestOldFailuresAreNotReported(t *testing.T) {
-	t.Parallel()
 	var all troubles
 	failed, hangs := fair.Request{Volume: "failed"}, fair.Request{Volume: "hangs"}
 	all.failed(failed, "a lease")
@@ -327,7 +320,6 @@ func TestOldFailuresAreNotReported(t *testing.T) {
 
 // TestACopyWithoutAFreezeIsLogged: the copy has the state of a power cut.
 func TestACopyWithoutAFreezeIsLogged(t *testing.T) {
-	t.Parallel()
 	w := newRoot(t, xfs)
 	var warnings []string
 	w.cfg.Warn = func(volume, reason, message string) { warnings = append(warnings, volume+" "+reason+": "+message) }
@@ -352,7 +344,6 @@ func TestACopyWithoutAFreezeIsLogged(t *testing.T) {
 // TestACopyWithoutProgressNamesTheEntry: once in the log, in the health, and in the error of a call
 // that joins the copy.
 func TestACopyWithoutProgressNamesTheEntry(t *testing.T) {
-	t.Parallel()
 	var warnings []string
 	all := troubles{warn: func(volume, reason, message string) {
 		warnings = append(warnings, volume+" "+reason+" "+message)
@@ -388,7 +379,6 @@ func TestACopyWithoutProgressNamesTheEntry(t *testing.T) {
 
 // TestCopiesThatHangAreLimitedByTenant: each of them keeps a helper process.
 func TestCopiesThatHangAreLimitedByTenant(t *testing.T) {
-	t.Parallel()
 	var all troubles
 	claim := func(i int, tenant string) fair.Request {
 		return fair.Request{Tenant: tenant, Volume: fmt.Sprint(tenant, i)}
@@ -424,7 +414,6 @@ func held(slots *fair.Slots) (n int) {
 // TestNoTenantAndNoKindHoldsAllSlots: a hundred claims of a single tenant or volume get half of the
 // slots of a resource. A hundred claims of a single kind get all slots but one.
 func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
-	t.Parallel()
 	s := newSlots()
 	for name, resource := range map[string]struct {
 		slots  *fair.Slots

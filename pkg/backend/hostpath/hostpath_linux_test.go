@@ -44,6 +44,7 @@ func newDisk(t *testing.T, options string) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Unmount(w.cfg.Root, unix.MNT_DETACH) })
+	w.ownsFilesystem()
 	return w
 }
 
@@ -247,11 +248,7 @@ func TestAReadOnlyRoot(t *testing.T) {
 func TestCapacityOfAFilesystemOfItsOwn(t *testing.T) {
 	t.Parallel()
 	w := newDisk(t, "size=64m")
-	machine, err := host.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := w.open(uses(machine))
+	b := w.open()
 	v, err := b.Create(context.Background(),
 		backend.CreateOptions{Name: "v", Required: 48 << 20, Access: []backend.Access{{}}})
 	if err != nil {
@@ -303,9 +300,7 @@ func TestDeleteRejectsAMountedVolume(t *testing.T) {
 	if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
 		t.Errorf("Delete after a restart = %v, want ErrInUse", err)
 	}
-	if err := m.Unmount(ctx, target); err != nil {
-		t.Fatal(err)
-	}
+	await.NoError(t, "no process uses the target", func() error { return m.Unmount(ctx, target) })
 	if err := b.Delete(ctx, v.ID, nil); err != nil {
 		t.Errorf("Delete = %v", err)
 	}

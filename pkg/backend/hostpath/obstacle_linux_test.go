@@ -10,10 +10,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -85,11 +85,7 @@ func (s *scene) soon(call string, do func()) {
 		defer close(done)
 		do()
 	}()
-	select {
-	case <-done:
-	case <-time.After(30 * time.Second):
-		s.Fatalf("%s hangs", call)
-	}
+	await.Receive(s, call+" returns", done)
 }
 
 // serves checks that every call returns, and that calls for good objects succeed.

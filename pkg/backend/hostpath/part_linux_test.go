@@ -60,9 +60,10 @@ func (n *node) mount(id string) string {
 		n.Fatal(err)
 	}
 	n.Cleanup(func() {
-		if err := n.mounter.Unmount(context.Background(), at); err != nil {
-			n.Error(err)
-		}
+		// A child that another test starts has the files of this process until its exec.
+		await.NoError(n, "no process uses "+at, func() error {
+			return n.mounter.Unmount(context.Background(), at)
+		})
 	})
 	return filepath.Join(at, "file")
 }

@@ -41,6 +41,7 @@ func newRoot(t *testing.T, f testdisk.Filesystem) *world {
 		namespace.Skip(t, noNamespace)
 	}
 	w := newWorld(t)
+	w.ownsFilesystem()
 	f.Mount(t, w.cfg.Root)
 	if err := os.RemoveAll(filepath.Join(w.cfg.Root, "lost+found")); err != nil {
 		t.Fatal(err)
@@ -48,13 +49,15 @@ func newRoot(t *testing.T, f testdisk.Filesystem) *world {
 	return w
 }
 
-// ownFilesystem mounts a filesystem in memory at an empty root: other programs fill and empty the
-// disk of the machine.
-func ownFilesystem(t *testing.T, root string) {
+// ownFilesystem mounts a filesystem in memory at the empty root of w: other programs fill and empty
+// the disk of the machine.
+func ownFilesystem(t *testing.T, w *world) {
 	t.Helper()
 	if noNamespace != nil {
 		return
 	}
+	w.ownsFilesystem()
+	root := w.cfg.Root
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=4g,mode=700"); err != nil {
 		t.Fatal(err)
 	}

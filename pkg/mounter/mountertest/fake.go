@@ -30,6 +30,9 @@ type Fake struct {
 	Failures map[string]mounter.Failure // the result of Failing, for images that are mounted
 	Keeps    bool                       // a mounted Share keeps its credentials, as with Linux before 6.9
 
+	// Filesystem is the result of IsFilesystem. A Fake does not know the mounts of the machine.
+	Filesystem bool
+
 	dir    string
 	images keylock.Locks[string] // by source
 	mu     sync.Mutex
@@ -616,8 +619,8 @@ func (f *Fake) MountPointsOf(source string) ([]string, error) {
 	return paths, nil
 }
 
-// IsFilesystem returns errors.ErrUnsupported: a Fake does not know the mounts of the machine.
-func (f *Fake) IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }
+// IsFilesystem returns Filesystem.
+func (f *Fake) IsFilesystem(string) (bool, error) { return f.Filesystem, nil }
 
 // Usage returns Capacity, or the size of a device. Errors: ErrPath, fs.ErrNotExist.
 func (f *Fake) Usage(_ context.Context, path string) (mounter.Usage, error) {

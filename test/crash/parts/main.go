@@ -44,6 +44,7 @@ func run(root, dir, done string) error {
 		return err
 	}
 	m := mountertest.NewFake(dir)
+	m.Filesystem = true
 	b, err := hostpath.New(hostpath.Config{
 		Root: root, Node: node, RootRecord: filepath.Join(dir, "seen"), Release: "test", Init: true,
 		Images: m,

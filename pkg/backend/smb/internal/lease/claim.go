@@ -285,10 +285,10 @@ var errLost = fmt.Errorf("%w: another process has succeeded the marker of this p
 
 // lost ends the lease and the context of the claim for good.
 func (c *Claim) lost() error {
-	c.lose(errLost)
 	c.mu.Lock()
 	c.succeeded = true
 	c.mu.Unlock()
+	c.lose(errLost)
 	return errLost
 }
 

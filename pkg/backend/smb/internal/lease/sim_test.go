@@ -390,18 +390,18 @@ func TestAReleaseDuringARenewal(t *testing.T) {
 				t.Error(line)
 			}
 		}
+		renewing := make(chan struct{}, 1)
+		p.Before = func(op, _ string) error {
+			if op == "write" {
+				renewing <- struct{}{}
+			}
+			return nil
+		}
 		c, err := d.TryClaim(p, object, "")
 		if err != nil || c == nil {
 			t.Fatal(c, err)
 		}
-		renewing := false
-		p.Before = func(op, _ string) error {
-			renewing = true
-			return nil
-		}
-		for !renewing {
-			time.Sleep(time.Second / 8)
-		}
+		<-renewing
 		c.Release(t.Context())
 		if server.Exists(path.Join(workDir, object)) {
 			t.Error("the marker stays after its release")
