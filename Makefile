@@ -12,8 +12,8 @@ export CAUSEWAY_MUST_MOUNT := $(shell ./hack/mounts)
 endif
 # Tests often wait for disks: three packages for each core keep the cores busy.
 PACKAGES = $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN || echo 2))
-# Only a test that hangs lasts so long, on any machine: go test then prints the stacks.
-HANGS = -timeout 60m
+# Only a test that hangs meets this limit, on any machine: go test then prints the stacks. Suites that take longer have a limit of their own.
+HANGS = -timeout 40m
 # Without debug information a test's program is linked in two thirds of the time.
 LINK = -ldflags=-w
 # The packages with the longest tests come first: at the end, a core would wait for them.

@@ -192,9 +192,13 @@ func (g *gate) show(r result, log *os.File) {
 // summary prints the durations of all steps.
 func (g *gate) summary(results []result, wall time.Duration, why error) {
 	var cpu time.Duration
+	var without []string
 	g.print("\n== seconds, and seconds of the processors\n")
 	for _, r := range results {
 		cpu += r.cpu
+		if r.state != passed {
+			without = append(without, r.step.String())
+		}
 		if r.state == notRun || r.state == leftOut {
 			g.print("%6s %6s  %-11s  %s\n", "", "", r.state, r.step)
 			continue
@@ -202,6 +206,9 @@ func (g *gate) summary(results []result, wall time.Duration, why error) {
 		g.print("%6.0f %6.0f  %-11s  %s\n", r.wall.Seconds(), r.cpu.Seconds(), r.state, r.step)
 	}
 	end := "passed"
+	if len(without) > 0 {
+		end += ", without " + strings.Join(without, ", ")
+	}
 	if why != nil {
 		end = why.Error()
 	}

@@ -221,7 +221,7 @@ func TestPlans(t *testing.T) {
 		err  string
 	}{
 		{"all", machine{root: true, groupsOne: true, debian: true}, "test-vm test-wine clusters", 0, ""},
-		{"no container copy", machine{root: true, groupsOne: true, debian: true, noCopy: true}, "test-vm", 0, ""},
+		{"no container copy", machine{root: true, groupsOne: true, debian: true, noCopy: true}, "test-vm", 1, ""},
 		{"not Debian", machine{root: true, groupsOne: true}, "clusters", 1, ""},
 		{"no clusters", machine{debian: true, noClusters: true}, "test-vm test-wine", 1, ""},
 		{"a user", machine{groupsOne: true, debian: true}, "", 0, "CAUSEWAY_NO_CLUSTER=1"},
