@@ -11,15 +11,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/freeze"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/tree"
 )
-
-// patient is the limit for an expected event.
-const patient = time.Minute
 
 // NewFreezeBench is a bench on which images can be frozen. After each test all images are thawed: a
 // process that writes to a frozen image cannot be killed.

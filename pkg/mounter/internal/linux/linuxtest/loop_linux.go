@@ -2,7 +2,8 @@ package linuxtest
 
 import (
 	"testing"
-	"time"
+
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // Returns fails the test if call does not return.
@@ -10,11 +11,5 @@ func Returns(t *testing.T, what string, call func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- call() }()
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(patient):
-		t.Fatalf("%s has not returned in %s", what, patient)
-		return nil
-	}
+	return await.Receive(t, what+" returns", done)
 }
