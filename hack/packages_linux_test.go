@@ -141,6 +141,8 @@ func TestPackagesFailsWhereProgramsAreMissing(t *testing.T) {
 		{"programs for root, of root", "0", false, "demo", false, "missing: mkfs.ext4 resize2fs mkfs.xfs\n"},
 		{"two groups", "1000", true, "images runc", false, "Debian: apt-get install gpg gpgv osslsigncode gcc libc6-dev pkg-config"},
 		{"an unknown group", "0", true, "image", false, `no program is in the group "image"`},
+		{"a package is no group", "0", true, "samba", false, `no program is in the group "samba"`},
+		{"a program is no group", "0", true, "images mount", false, `no program is in the group "mount"`},
 		{"the package does not have the program", "0", true, "images", false, "still missing after the installation of osslsigncode: osslsigncode"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
