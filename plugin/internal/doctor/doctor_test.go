@@ -1437,6 +1437,30 @@ func TestTheConditionOfAStatus(t *testing.T) {
 	expect(c, "cause is not known", "events could not be read: forbidden")
 }
 
+// TestConditionsOfAShareHaveItsRemedies: a share and a disk of a node have conditions with the same
+// reason.
+func TestConditionsOfAShareHaveItsRemedies(t *testing.T) {
+	for smb, want := range map[bool]struct{ page, remedy string }{
+		false: {pageVolume, "<root>/volumes"},
+		true:  {pageSMB + "#conditions", "backup of the server"},
+	} {
+		c := fake.Healthy()
+		if smb {
+			args := &fake.Get[*appsv1.Deployment](c, "causeway-controller").Spec.Template.Spec.Containers[0].Args
+			*args = append(*args, "--backend=smb")
+		}
+		c.Answer(controller1, "sidecars", "/metrics", 200, `csi_sidecars_volume_health_abnormal{namespace="default",`+
+			`persistentvolumeclaim="c1",status="Inaccessible"} 1`+"\n")
+		c.Event("PersistentVolumeClaim", "default", "c1", "VolumeConditionAbnormal",
+			"Inaccessible (RecordUnreadable): x")
+		f := slices.DeleteFunc(examine(t, c).Findings, func(f Finding) bool { return f.Check != "volume-health" })
+		if len(f) != 1 || f[0].Page != want.page || !strings.Contains(f[0].Remedy, want.remedy) ||
+			smb && strings.Contains(f[0].Cause+f[0].Remedy, "<root>") {
+			t.Errorf("smb %t: %+v, want one of %+v", smb, f, want)
+		}
+	}
+}
+
 // The chart is installed without the classes of snapshots whose CRDs the cluster does not have.
 func TestNoCRDsIsANote(t *testing.T) {
 	const snapshots, groups = "snapshot.storage.k8s.io", "groupsnapshot.storage.k8s.io"

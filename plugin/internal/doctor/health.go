@@ -19,7 +19,7 @@ func volumeHealth(v *cluster.View) (all []Finding) {
 		for _, p := range d.ControllerPods() {
 			for _, s := range p.SidecarsMetrics.Samples("csi_sidecars_volume_health_abnormal") {
 				namespace, claim := s.Labels["namespace"], s.Labels["persistentvolumeclaim"]
-				found := unhealthy(v, namespace, claim, s.Labels["status"])
+				found := unhealthy(v, d, namespace, claim, s.Labels["status"])
 				if starting(v, d) > 0 { // the reason is in an event soon, mostly that the node does not answer
 					found = slices.DeleteFunc(found, func(f Finding) bool { return f.Cause == unknownCondition })
 				}
@@ -34,10 +34,10 @@ func volumeHealth(v *cluster.View) (all []Finding) {
 // checks nodes and router have one finding for the node.
 const nodeUnreachable = "NodeUnreachable"
 
-// unhealthy returns the findings of a volume with a status. The status of the claim has the present
+// unhealthy returns the findings of a volume of d with a status. The status of the claim has the present
 // conditions. It has none without the feature gate CSIVolumeHealth: then an event of the claim has
 // the reason, until it expires.
-func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding) {
+func unhealthy(v *cluster.View, d *cluster.Driver, namespace, claim, status string) (all []Finding) {
 	object, evidence := "PersistentVolumeClaim/"+namespace+"/"+claim, "status "+status
 	of := claimOf(v, namespace, claim)
 	for _, c := range conditionsOf(of) {
@@ -45,7 +45,7 @@ func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding)
 			return nil
 		}
 		if string(c.Status) == status {
-			all = append(all, condition(object, c.Reason, evidence+"\n"+
+			all = append(all, condition(d, object, c.Reason, evidence+"\n"+
 				strings.TrimSuffix(fmt.Sprintf("%s (%s): %s", c.Status, c.Reason, c.Message), ": ")))
 		}
 	}
@@ -59,7 +59,7 @@ func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding)
 		if reason, ok := reasonIn(e.Message, status); ok && reason == nodeUnreachable {
 			return nil
 		} else if ok {
-			return []Finding{condition(object, reason, evidence+"\n"+
+			return []Finding{condition(d, object, reason, evidence+"\n"+
 				cluster.EventTime(e).UTC().Format(time.RFC3339)+" "+e.Message)}
 		}
 	}
@@ -68,15 +68,15 @@ func unhealthy(v *cluster.View, namespace, claim, status string) (all []Finding)
 			evidence += fmt.Sprintf("\n%s could not be read: %v", s, err)
 		}
 	}
-	return []Finding{condition(object, "", evidence)}
+	return []Finding{condition(d, object, "", evidence)}
 }
 
 // unknownCondition is the cause of a status without a known reason.
 const unknownCondition = "the volume is not healthy, and the cause is not known here"
 
-// condition returns the finding of a condition of a volume.
-func condition(object, reason, evidence string) Finding {
-	m, ok := volumeConditions[reason]
+// condition returns the finding of a condition of a volume of d.
+func condition(d *cluster.Driver, object, reason, evidence string) Finding {
+	m, ok := volumeConditions[d.SMB()][reason]
 	if !ok {
 		m = message{cause: unknownCondition,
 			remedy: "kubectl describe pvc has the reason while its event lasts; the page has the remedy of each reason",

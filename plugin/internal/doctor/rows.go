@@ -108,8 +108,15 @@ func conditionsIn(headings ...string) map[string]message {
 	return all
 }
 
-// Conditions of a volume and of a storage, by reason.
+// Conditions of a volume and of a storage, by cluster.Driver.SMB and by reason. A reason may be in
+// two tables. The row of the other backend has files that a share or a node does not have.
 var (
-	volumeConditions  = conditionsIn("Conditions of a volume", "Conditions")
-	storageConditions = conditionsIn("Conditions of the storage", "Conditions")
+	volumeConditions = map[bool]map[string]message{
+		false: conditionsIn("Conditions of a volume", "Conditions"),
+		true:  conditionsIn("Conditions", "Conditions of a volume"),
+	}
+	storageConditions = map[bool]map[string]message{
+		false: conditionsIn("Conditions of the storage", "Conditions"),
+		true:  conditionsIn("Conditions", "Conditions of the storage"),
+	}
 )

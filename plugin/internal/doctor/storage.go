@@ -53,7 +53,7 @@ var limits = []limit{
 func storageMetrics(v *cluster.View) (all []Finding) {
 	for _, d := range v.Drivers {
 		for _, p := range d.Pods() {
-			lack := exhausted(p)
+			lack := exhausted(d, p)
 			for _, l := range limits {
 				if l.metric == helpers && len(lack) > 0 {
 					continue
@@ -65,14 +65,14 @@ func storageMetrics(v *cluster.View) (all []Finding) {
 					}
 				}
 			}
-			all = slices.Concat(all, lack, otherConditions(p))
+			all = slices.Concat(all, lack, otherConditions(d, p))
 		}
 	}
 	return all
 }
 
 // exhausted finds pools without a free helper process, by the condition of the driver.
-func exhausted(p *cluster.Pod) (all []Finding) {
+func exhausted(d *cluster.Driver, p *cluster.Pod) (all []Finding) {
 	for _, s := range p.DriverMetrics.Samples("causeway_storage_conditions") {
 		if s.Labels["reason"] != "HelpersExhausted" || s.Value == 0 {
 			continue
@@ -83,7 +83,8 @@ func exhausted(p *cluster.Pod) (all []Finding) {
 				evidence += "\n" + helpers + " " + pool.String()
 			}
 		}
-		all = append(all, storageConditions["HelpersExhausted"].finding(Error, p.Object()+nodeOf(p), evidence))
+		m := storageConditions[d.SMB()]["HelpersExhausted"]
+		all = append(all, m.finding(Error, p.Object()+nodeOf(p), evidence))
 	}
 	return all
 }
@@ -99,13 +100,13 @@ var reportedElsewhere = []string{
 
 // otherConditions finds the conditions of the storage that no other function reports, also those of
 // a backend that is not known here.
-func otherConditions(p *cluster.Pod) (all []Finding) {
+func otherConditions(d *cluster.Driver, p *cluster.Pod) (all []Finding) {
 	for _, s := range p.DriverMetrics.Samples("causeway_storage_conditions") {
 		reason := s.Labels["reason"]
 		if s.Value == 0 || slices.Contains(reportedElsewhere, reason) {
 			continue
 		}
-		m, ok := storageConditions[reason]
+		m, ok := storageConditions[d.SMB()][reason]
 		if !ok {
 			m = message{cause: fmt.Sprintf("the storage has the condition %.64s", reason),
 				remedy: "see the log of the driver", page: pageStorage}
@@ -138,7 +139,8 @@ func storageSpace(v *cluster.View) (all []Finding) {
 			f := Finding{Severity: Warning, Object: p.Object() + nodeOf(p), Page: pageStorage,
 				Evidence: fmt.Sprintf("size %.0f, free %.0f, available %.0f, promised %.0f bytes", size, free,
 					available, promised)}
-			full, noInodes := storageConditions["StorageAlmostFull"], storageConditions["StorageInodesExhausted"]
+			conditions := storageConditions[d.SMB()]
+			full, noInodes := conditions["StorageAlmostFull"], conditions["StorageInodesExhausted"]
 			switch {
 			case free < size/20:
 				f.Severity, f.Cause, f.Remedy = Error, full.cause, full.remedy
