@@ -295,7 +295,7 @@ var faults = map[string]struct {
 		c.Answer(node1, "driver", "/readyz", 503, `stat /var/lib/causeway: no such file or directory: the root must exist`)
 	}, "driver-ready", []string{"--root is missing"}},
 	"a stalled disk": {func(c *fake.Cluster) {
-		c.Answer(node1, "driver", "/readyz", 503, `the root /var/lib/causeway has not answered for 5s`)
+		c.Answer(node1, "driver", "/readyz", 503, `the storage has not answered for 7s`)
 	}, "driver-ready", []string{"stalls"}},
 	"a socket without rights": {func(c *fake.Cluster) {
 		c.Answer(controller1, "sidecars", "/readyz", 503, "Cannot open the driver's socket /csi/csi.sock: permission denied")

@@ -96,7 +96,7 @@ func rootSteps() []step {
 						"--field-selector=spec.nodeName="+nodes[0].Name)
 					s.keep(nodes[0], "flock", "-x", root, "sleep", "3600")
 				}},
-			{name: "a stalled disk", rows: []string{ready + "`has not answered for 5s`"},
+			{name: "a stalled disk", rows: []string{ready + "`has not answered for …`"},
 				named: []want{notReady(1, "the disk of the root stalls", "dmesg")}, also: whileNotReady(),
 				cause: func(s *scene) {
 					s.later(func() { s.on(nodes[1], "fsfreeze -u "+root) })
