@@ -104,7 +104,7 @@ test-vm-smb: ## run the long tests of nodes with shares in guests with two kerne
 test-wine: ## run unit tests, csi-sanity and the driver for Windows under Wine, with a TCP endpoint (Debian 12, amd64)
 	$(NEED) wine
 	@$(GO) run ./test/wine
-test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once (10 minutes)
+test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once
 	$(NEED) test cluster
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
 	set -e; $(GO) -C test/cluster test -count=1 $(HANGS) $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live -e /monitoring -e '/outages$$' -e '/quotas$$' -e '/switches$$'); $(GO) -C sidecars/test test $(HANGS) ./...
@@ -140,7 +140,7 @@ test-chart-cluster: ## upgrade, roll back and uninstall the chart on a cluster o
 test-node-faults: ## cause the documented failures of nodes and drivers on a cluster on this machine; root, Debian
 	$(NEED) cluster
 	$(GO) -C test/cluster test -count=1 $(HANGS) ./faults
-test-rules: ## test the rules and the queries of the dashboards with promtool, which is built once, and that each row of the troubleshooting page has a fault (3 minutes)
+test-rules: ## test the rules and the queries of the dashboards with promtool, which is built once, and that each row of the troubleshooting page has a fault, or a reason
 	$(NEED) test cluster
 	$(GO) -C test/cluster test -count=1 $(HANGS) ./monitoring
 	$(GO) -C test/cluster test $(HANGS) -count=1 -short ./monitoring/live
