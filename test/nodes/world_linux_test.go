@@ -7,7 +7,6 @@ package nodes
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -63,7 +62,6 @@ func TestMain(m *testing.M) {
 	if missing = namespace.EnterAlone(); missing == nil {
 		missing = check()
 	}
-	flag.Parse()
 	parallel.Tests()
 	dir, err := os.MkdirTemp("", "nodes")
 	driver = filepath.Join(dir, "driver")
