@@ -126,6 +126,9 @@ func TestAStoppedNodeKeepsNoCallBeyondItsDeadline(t *testing.T) {
 		wantCode(t, err, codes.DeadlineExceeded)
 		call := "name=" + name + " "
 		await.True(w, "the router's own call ends", func() bool { return w.process.hasSaid(call) })
+		if !w.process.hasSaid(call, "code=DeadlineExceeded") && !w.process.hasSaid(call, "code=Canceled") {
+			t.Errorf("the router's call of %s ended, but not with its caller's", name)
+		}
 		said, _, _ := strings.Cut(w.process.said()[before:], call)
 		if strings.Contains(said, "no node answers at a") { // which it says much later
 			t.Errorf("the router's call of %s ended with the connection, and not with its caller's", name)
