@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 )
 
@@ -43,12 +44,16 @@ func partDeaths(t *testing.T) (all []string) {
 // whether it was killed.
 func (d *disk) parts(bin, crashAt string, done int) (now int, killed bool) {
 	d.Helper()
-	cmd := exec.Command(bin, d.root, d.dir, fmt.Sprint(done))
+	ctx := await.Context(d)
+	cmd := exec.CommandContext(ctx, bin, d.root, d.dir, fmt.Sprint(done))
 	cmd.Env = append(os.Environ(), crashpoint.Env+"="+crashAt)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
 	err := cmd.Run()
+	if ctx.Err() != nil {
+		d.Fatalf("after %d steps it has not ended: %s", done, log.Bytes())
+	}
 	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if killed = ok && status.Signal() == syscall.SIGKILL; err != nil && !killed {
 		d.Fatalf("after %d steps and %d more: %v: %s", done, bytes.Count(out.Bytes(), []byte("done")), err, log.Bytes())
