@@ -178,7 +178,7 @@ func (a *attachment) unmount() {
 	a.Helper()
 	var err error
 	for err == nil {
-		err = unmount(a, a.staging)
+		err = testdisk.Unmount(a, a.staging)
 	}
 	if !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) { // it is not mounted
 		a.Fatalf("unmount %s: %v", a.staging, err)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -166,23 +165,13 @@ func (d *disk) unsynced() string { return filepath.Join(d.root, fmt.Sprint("unsy
 func (d *disk) replace(after string) {
 	d.Helper()
 	// a helper process of the driver ends a moment later
-	if err := unmount(d, d.root); err != nil {
+	if err := testdisk.Unmount(d, d.root); err != nil {
 		d.Fatal(err)
 	}
 	if err := os.Rename(after, d.image); err != nil {
 		d.Fatal(err)
 	}
 	d.mount()
-}
-
-// unmount unmounts a filesystem when no process uses it.
-func unmount(t testing.TB, path string) (err error) {
-	t.Helper()
-	await.True(t, "no process uses "+path, func() bool {
-		err = syscall.Unmount(path, 0)
-		return !errors.Is(err, syscall.EBUSY)
-	})
-	return err
 }
 
 // lost makes sure that the disk was without power.
