@@ -165,7 +165,9 @@ func TestAChildOutlivesTheThreadThatStartedIt(t *testing.T) {
 	}
 	t.Cleanup(p.Kill)
 	pid := awaitLocked(t, path)
-	mortal.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- mortal.Wait() }()
+	await.Receive(t, "the thread has ended, and its child with it", ended)
 	if err := syscall.Kill(pid, syscall.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
