@@ -3,6 +3,7 @@ package controlplane_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -58,18 +59,6 @@ func client(t *testing.T, c *rest.Config) *kubernetes.Clientset {
 	return client
 }
 
-// eventually calls done until it returns true; the string is the last state.
-func eventually(t *testing.T, event string, done func(context.Context) (bool, string)) {
-	t.Helper()
-	ctx := await.Context(t)
-	await.NoError(t, event, func() error {
-		if ok, seen := done(ctx); !ok {
-			return errors.New(seen)
-		}
-		return nil
-	})
-}
-
 // claim is a claim of 1 Mi of a class.
 func claim(name, class string) *core.PersistentVolumeClaim {
 	return &core.PersistentVolumeClaim{
@@ -120,12 +109,12 @@ func testProvisioner(t *testing.T, _ *controlplane.Plane, c *kubernetes.Clientse
 	}, meta.CreateOptions{}))
 	claims := c.CoreV1().PersistentVolumeClaims("default")
 	create[*core.PersistentVolumeClaim](t)(claims.Create(ctx, claim(class.Name, class.Name), meta.CreateOptions{}))
-	eventually(t, "the claim has its provisioner", func(ctx context.Context) (bool, string) {
+	await.NoError(t, "the claim has its provisioner", func() error {
 		got, err := claims.Get(ctx, class.Name, meta.GetOptions{})
-		if err != nil {
-			return false, err.Error()
+		if err == nil && got.Annotations["volume.kubernetes.io/storage-provisioner"] != "unknown.example.com" {
+			err = fmt.Errorf("it is %s", got)
 		}
-		return got.Annotations["volume.kubernetes.io/storage-provisioner"] == "unknown.example.com", got.String()
+		return err
 	})
 }
 
@@ -144,12 +133,12 @@ func testBind(t *testing.T, _ *controlplane.Plane, c *kubernetes.Clientset) {
 	}, meta.CreateOptions{}))
 	claims := c.CoreV1().PersistentVolumeClaims("default")
 	create[*core.PersistentVolumeClaim](t)(claims.Create(ctx, claim("bound", ""), meta.CreateOptions{}))
-	eventually(t, "the claim is bound", func(ctx context.Context) (bool, string) {
+	await.NoError(t, "the claim is bound", func() error {
 		got, err := claims.Get(ctx, "bound", meta.GetOptions{})
-		if err != nil {
-			return false, err.Error()
+		if err == nil && (got.Status.Phase != core.ClaimBound || got.Spec.VolumeName != "by-hand") {
+			err = fmt.Errorf("it is %s", got)
 		}
-		return got.Status.Phase == core.ClaimBound && got.Spec.VolumeName == "by-hand", got.String()
+		return err
 	})
 }
 
@@ -167,9 +156,9 @@ func testUser(t *testing.T, p *controlplane.Plane, c *kubernetes.Clientset) {
 		t.Fatalf("list without a right: got %v, want Forbidden", err)
 	}
 	let(t, c, "readers", rbac.Subject{Kind: rbac.GroupKind, APIGroup: rbac.GroupName, Name: "readers"})
-	eventually(t, "jane lists volumes", func(ctx context.Context) (bool, string) {
-		_, err := jane.List(ctx, meta.ListOptions{})
-		return err == nil, errorText(err)
+	await.NoError(t, "jane lists volumes", func() error {
+		_, err := jane.List(t.Context(), meta.ListOptions{})
+		return err
 	})
 	if err := jane.Delete(t.Context(), "by-hand", meta.DeleteOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("delete without a right: got %v, want Forbidden", err)
@@ -193,9 +182,9 @@ func testServiceAccount(t *testing.T, p *controlplane.Plane, c *kubernetes.Clien
 		t.Fatalf("list without a right: got %v, want Forbidden", err)
 	}
 	let(t, c, "account", rbac.Subject{Kind: rbac.ServiceAccountKind, Namespace: "default", Name: "default"})
-	eventually(t, "the account lists volumes", func(ctx context.Context) (bool, string) {
-		_, err := account.List(ctx, meta.ListOptions{})
-		return err == nil, errorText(err)
+	await.NoError(t, "the account lists volumes", func() error {
+		_, err := account.List(t.Context(), meta.ListOptions{})
+		return err
 	})
 }
 
@@ -212,13 +201,6 @@ func let(t *testing.T, c *kubernetes.Clientset, name string, to rbac.Subject) {
 		RoleRef:    rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: name},
 		Subjects:   []rbac.Subject{to},
 	}, meta.CreateOptions{}))
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return "no error"
-	}
-	return err.Error()
 }
 
 // definitions is a directory as projects have it: two documents in a file, and a document that is

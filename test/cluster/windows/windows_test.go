@@ -3,6 +3,8 @@ package windows_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -92,18 +94,6 @@ func (c *cluster) startKwok(t *testing.T) {
 	}
 }
 
-// eventually calls done until it returns true; the string is the last state.
-func eventually(t *testing.T, event string, done func(context.Context) (bool, string)) {
-	t.Helper()
-	ctx := await.Context(t)
-	await.NoError(t, event, func() error {
-		if ok, seen := done(ctx); !ok {
-			return errors.New(seen)
-		}
-		return nil
-	})
-}
-
 // created fails the test when an object could not be created.
 func created[T any](t *testing.T) func(T, error) {
 	return func(_ T, err error) {
@@ -130,9 +120,11 @@ func (c *cluster) ready(ctx context.Context, node string) (string, time.Time) {
 
 func (c *cluster) awaitNode(t *testing.T, node, want string) {
 	t.Helper()
-	eventually(t, node+" is ready: "+want, func(ctx context.Context) (bool, string) {
-		got, _ := c.ready(ctx, node)
-		return got == want, got
+	await.NoError(t, node+" is ready: "+want, func() error {
+		if got, _ := c.ready(t.Context(), node); got != want {
+			return errors.New(got)
+		}
+		return nil
 	})
 }
 
@@ -163,24 +155,14 @@ func (c *cluster) pods(ctx context.Context, t *testing.T, set string) map[string
 // elsewhere.
 func (c *cluster) awaitPods(t *testing.T, set string, nodes ...string) {
 	t.Helper()
-	eventually(t, "the pods of "+set+" are ready", func(ctx context.Context) (bool, string) {
-		got := c.pods(ctx, t, set)
-		for _, n := range nodes {
-			if got[n] != "Running, ready" {
-				return false, seen(got)
-			}
+	await.NoError(t, "the pods of "+set+" are ready", func() error {
+		got := c.pods(t.Context(), t, set)
+		other := func(n string) bool { return got[n] != "Running, ready" }
+		if len(got) != len(nodes) || slices.ContainsFunc(nodes, other) {
+			return fmt.Errorf("the pods are %v", got)
 		}
-		return len(got) == len(nodes), seen(got)
+		return nil
 	})
-}
-
-func seen(pods map[string]string) string {
-	var all []string
-	for n, state := range pods {
-		all = append(all, n+": "+state)
-	}
-	slices.Sort(all)
-	return strings.Join(all, "; ")
 }
 
 // daemonSet is a DaemonSet for the nodes with that operating system, or for all.
@@ -266,8 +248,8 @@ func TestNodes(t *testing.T) {
 		}
 	}
 	for _, set := range []string{"linux", "any"} {
-		if got := seen(c.pods(ctx, t, set)); got != "linux-1: Pending" {
-			t.Errorf("pods of %s: %s, want one on linux-1 that nobody plays", set, got)
+		if got := c.pods(ctx, t, set); !maps.Equal(got, map[string]string{"linux-1": "Pending"}) {
+			t.Errorf("pods of %s: %v, want one on linux-1 that nobody plays", set, got)
 		}
 	}
 	testRestart(t, c)
@@ -308,17 +290,17 @@ func testTaint(t *testing.T, c *cluster) {
 	}}}
 	pod := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "careless"}, Spec: spec}
 	created[*core.Pod](t)(c.CoreV1().Pods("default").Create(t.Context(), pod, meta.CreateOptions{}))
-	eventually(t, "a pod without a toleration is refused", func(ctx context.Context) (bool, string) {
-		got, err := c.CoreV1().Pods("default").Get(ctx, "careless", meta.GetOptions{})
+	await.NoError(t, "a pod without a toleration is refused", func() error {
+		got, err := c.CoreV1().Pods("default").Get(t.Context(), "careless", meta.GetOptions{})
 		if err != nil {
-			return false, err.Error()
+			return err
 		}
 		for _, condition := range got.Status.Conditions {
-			if condition.Reason == core.PodReasonUnschedulable {
-				return strings.Contains(condition.Message, "untolerated taint"), condition.Message
+			if condition.Reason == core.PodReasonUnschedulable && strings.Contains(condition.Message, "untolerated taint") {
+				return nil
 			}
 		}
-		return false, got.Status.String()
+		return fmt.Errorf("its status is %s", &got.Status)
 	})
 }
 
@@ -363,15 +345,17 @@ func testRestart(t *testing.T, c *cluster) {
 	}
 	c.startKwok(t)
 	c.awaitNode(t, "windows-1", "True")
-	eventually(t, "the pod goes", func(ctx context.Context) (bool, string) {
-		_, err := c.CoreV1().Pods("default").Get(ctx, old.Name, meta.GetOptions{})
-		return apierrors.IsNotFound(err), "it is there"
+	await.True(t, "the pod goes", func() bool {
+		_, err := c.CoreV1().Pods("default").Get(t.Context(), old.Name, meta.GetOptions{})
+		return apierrors.IsNotFound(err)
 	})
 	// The pods are those that were there, so they are all ready only when the controller sees that
 	// the nodes are.
-	eventually(t, "there is another, and it runs", func(ctx context.Context) (bool, string) {
-		got := c.pods(ctx, t, "driver")
-		return strings.HasPrefix(got["windows-1"], "Running"), seen(got)
+	await.NoError(t, "there is another, and it runs", func() error {
+		if got := c.pods(t.Context(), t, "driver"); !strings.HasPrefix(got["windows-1"], "Running") {
+			return fmt.Errorf("the pods are %v", got)
+		}
+		return nil
 	})
 }
 
@@ -380,9 +364,11 @@ func testDelete(t *testing.T, c *cluster) {
 	if err := c.AppsV1().DaemonSets("default").Delete(t.Context(), "driver", meta.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all pods go", func(ctx context.Context) (bool, string) {
-		got := c.pods(ctx, t, "driver")
-		return len(got) == 0, seen(got)
+	await.NoError(t, "all pods go", func() error {
+		if got := c.pods(t.Context(), t, "driver"); len(got) > 0 {
+			return fmt.Errorf("the pods are %v", got)
+		}
+		return nil
 	})
 }
 
