@@ -70,17 +70,36 @@ func NoError(t testing.TB, event string, call func() error) {
 // error of call.
 func Value[T any](t testing.TB, event string, call func() (T, error)) T {
 	t.Helper()
-	ctx := Context(t)
+	value, err := poll(Context(t), call)
+	if err != nil {
+		t.Fatalf("waiting until %s: %v", event, err)
+	}
+	return value
+}
+
+// Happens waits until call returns nil, and reports whether it did. A test with a Deadline method
+// of its own, before the deadline of the test binary, goes on after the failure.
+func Happens(t testing.TB, event string, call func() error) bool {
+	t.Helper()
+	_, err := poll(Context(t), func() (struct{}, error) { return struct{}{}, call() })
+	if err != nil {
+		t.Errorf("waiting until %s: %v", event, err)
+	}
+	return err == nil
+}
+
+// poll calls call until it returns no error or ctx has ended, and returns the last result.
+func poll[T any](ctx context.Context, call func() (T, error)) (T, error) {
 	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
 		value, err := call()
 		if err == nil {
-			return value
+			return value, nil
 		}
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			t.Fatalf("waiting until %s: %v", event, err)
+			return value, err
 		case <-timer.C:
 		}
 	}

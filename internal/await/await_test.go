@@ -18,6 +18,8 @@ type recorder struct {
 
 func (r *recorder) Deadline() (time.Time, bool) { return r.deadline, !r.deadline.IsZero() }
 
+func (r *recorder) Errorf(format string, args ...any) { r.failure = fmt.Sprintf(format, args...) }
+
 func (r *recorder) Fatalf(format string, args ...any) {
 	r.failure = fmt.Sprintf(format, args...)
 	panic(r)
@@ -65,6 +67,11 @@ func TestAMissingEventFailsBeforeTheDeadline(t *testing.T) {
 	for name, call := range map[string]func(t testing.TB){
 		"True":    func(t testing.TB) { True(t, "pigs fly", func() bool { return false }) },
 		"NoError": func(t testing.TB) { NoError(t, "pigs fly", func() error { return errors.New("no wings") }) },
+		"Happens": func(t testing.TB) {
+			if Happens(t, "pigs fly", func() error { return errors.New("no wings") }) {
+				panic("pigs fly")
+			}
+		},
 		"Receive": func(t testing.TB) { Receive(t, "pigs fly", make(chan int)) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,7 +81,7 @@ func TestAMissingEventFailsBeforeTheDeadline(t *testing.T) {
 				if !strings.HasPrefix(got, "waiting until pigs fly") {
 					t.Errorf("the failure is %q, want the name of the event", got)
 				}
-				if name == "NoError" && !strings.Contains(got, "no wings") {
+				if (name == "NoError" || name == "Happens") && !strings.Contains(got, "no wings") {
 					t.Errorf("the failure is %q, want the last error", got)
 				}
 				if left := limit - time.Since(start); left <= 0 || left > reserve {
