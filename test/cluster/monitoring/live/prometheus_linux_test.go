@@ -18,6 +18,16 @@ import (
 type prometheus struct {
 	*testing.T
 	promtest.Server
+	end time.Time // of a part of a step; zero: the deadline of the test
+}
+
+// Deadline returns the end of a wait that begins now. In a step this is half of the time that
+// remains: the other half is for the waits that follow.
+func (p *prometheus) Deadline() (time.Time, bool) {
+	if p.end.IsZero() {
+		return p.T.Deadline()
+	}
+	return time.Now().Add(time.Until(p.end) / 2), true
 }
 
 // shorter are times in expressions of alerts that would fire after ten minutes or more only.
@@ -51,7 +61,7 @@ func start(t *testing.T) *prometheus {
 	}
 	text := strings.NewReplacer("RULES", "KUBE/rules.yaml", "names: [causeway]", "names: [causeway, "+second+"]").
 		Replace(string(config))
-	return &prometheus{t, promtest.Start(t, kube, "127.0.0.1", text,
+	return &prometheus{T: t, Server: promtest.Start(t, kube, "127.0.0.1", text,
 		map[string]string{"rules.yaml": quick})}
 }
 
@@ -66,12 +76,12 @@ func (p *prometheus) firing(within time.Duration) (map[string]bool, error) {
 	return names, err
 }
 
-// fires waits until all alerts fire, or none of them. An alert that fired and ended since a time
-// counts, too: a call that hangs is given up.
-func (p *prometheus) fires(want bool, since time.Time, alerts ...string) {
+// fires waits until all alerts fire, or none of them, and reports whether it is so. An alert that
+// fired and ended since a time counts, too: a call that hangs is given up.
+func (p *prometheus) fires(want bool, since time.Time, alerts ...string) bool {
 	p.Helper()
 	start := time.Now()
-	await.NoError(p, fmt.Sprintf("firing = %v of %v", want, alerts), func() error {
+	ok := await.Happens(p, fmt.Sprintf("firing = %v of %v", want, alerts), func() error {
 		within := time.Duration(0)
 		if want {
 			within = time.Since(since)
@@ -84,5 +94,8 @@ func (p *prometheus) fires(want bool, since time.Time, alerts ...string) {
 		}
 		return err
 	})
-	p.Logf("%5.1f s: firing = %v: %s", time.Since(start).Seconds(), want, strings.Join(alerts, ", "))
+	if ok {
+		p.Logf("%5.1f s: firing = %v: %s", time.Since(start).Seconds(), want, strings.Join(alerts, ", "))
+	}
+	return ok
 }

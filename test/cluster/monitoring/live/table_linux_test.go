@@ -69,11 +69,13 @@ func steps() []step {
 type summary struct {
 	injected, named int
 	withoutFinding  int // faults that alerts report, and doctor does not
-	false           []string
+	missed, false   []string
+	unproven        []string // rows whose message no finding has
 	fired, resolved map[string]bool
 	lasting         map[string]bool
 	early           []string        // lasting alerts that fired before their first fault
 	beside          map[string]bool // alerts that fired in a step without a fault of theirs
+	unended         []string        // alerts that did not end after the repair
 	consequences    map[string]bool
 	panels          map[string]bool // of the dashboards, empty without faults, that had results
 }
@@ -85,6 +87,19 @@ type scene struct {
 	summary *summary
 	repairs *[]func()
 	args    *[]string // of doctor
+	left    int       // steps, this one included
+}
+
+// least is the least share of a step: most steps need less time than others, and than their share.
+const least = 15 * time.Minute
+
+// allot begins a part of a step, whose waits get the step's share of the time that the test has
+// left. A fault that is missed then ends its step, and not the test.
+func (s *scene) allot() {
+	if deadline, ok := s.T.Deadline(); ok {
+		rest := time.Until(deadline)
+		s.end = time.Now().Add(min(rest, max(rest/time.Duration(s.left), least)))
+	}
 }
 
 // doctor runs doctor with further arguments, and returns the report and the exit code.
@@ -108,8 +123,9 @@ func (s *scene) finds(w want) {
 // later has the end of the step repair a part of a fault: the last part first.
 func (s *scene) later(repair func()) { *s.repairs = append(*s.repairs, repair) }
 
-// repair calls the functions of later.
+// repair calls the functions of later. It has a share of its own: the next steps need the repair.
 func (s *scene) repair() {
+	s.allot()
 	defer func() {
 		if len(*s.repairs) > 0 { // one failed
 			s.repair()
@@ -136,7 +152,7 @@ func begin(t *testing.T) *scene {
 // in returns the scene for another test.
 func (s *scene) in(t *testing.T) *scene {
 	inner := *s
-	inner.prometheus = &prometheus{t, s.Server}
+	inner.prometheus = &prometheus{T: t, Server: s.Server}
 	return &inner
 }
 
@@ -158,7 +174,9 @@ func TestFaults(t *testing.T) {
 		}
 	})
 	defer func() { endShares(s) }()
-	for _, step := range steps() {
+	all := steps()
+	for i, step := range all {
+		s.left = len(all) - i
 		if server != nil && !strings.HasPrefix(step.name, "shares") {
 			endShares(s)
 		}
@@ -170,6 +188,7 @@ func TestFaults(t *testing.T) {
 func (s *scene) run(step step) {
 	var chosen []fault
 	began := time.Now()
+	s.allot()
 	defer s.repair()
 	*s.args = step.doctor
 	if step.begin != nil {
@@ -201,13 +220,15 @@ func (s *scene) run(step step) {
 		alerts, lasting = append(alerts, f.alerts...), append(lasting, f.lasting...)
 	}
 	all := append(slices.Clone(alerts), lasting...)
-	s.fires(true, quiet, all...)
-	s.summary.add(s.summary.fired, all)
-	s.summary.add(s.summary.lasting, lasting)
+	fired := s.fires(true, quiet, all...)
+	if fired {
+		s.summary.add(s.summary.fired, all)
+		s.summary.add(s.summary.lasting, lasting)
+	}
 	s.firesBeside(quiet, slices.Concat(alerts, lasting))
 	s.seePanels()
 	s.repair()
-	await.NoError(s, "no volume and no snapshot is left", func() error {
+	await.Happens(s, "no volume and no snapshot is left", func() error {
 		left, err := s.try("get", "pv,volumesnapshotcontents", "-o", "name")
 		if err == nil && left != "" {
 			err = fmt.Errorf("there are %s", left)
@@ -215,8 +236,9 @@ func (s *scene) run(step step) {
 		return err
 	})
 	s.isSilent(chosen)
-	s.fires(false, time.Now(), alerts...)
-	s.summary.add(s.summary.resolved, alerts)
+	if s.fires(false, time.Now(), alerts...) && fired {
+		s.summary.add(s.summary.resolved, alerts)
+	}
 	if server == nil {
 		s.well()
 	}
@@ -247,14 +269,17 @@ func (s *scene) isQuiet() {
 			s.summary.add(lasting, f.lasting)
 		}
 	}
-	await.NoError(s, "no alert fires", func() error {
+	var left []string
+	if !await.Happens(s, "no alert fires", func() error {
 		names, err := s.firing(0)
 		maps.DeleteFunc(names, func(a string, _ bool) bool { return lasting[a] })
-		if err == nil && len(names) > 0 {
-			err = fmt.Errorf("there are %v", slices.Sorted(maps.Keys(names)))
+		if left = slices.Sorted(maps.Keys(names)); err == nil && len(left) > 0 {
+			err = fmt.Errorf("there are %v", left)
 		}
 		return err
-	})
+	}) {
+		s.summary.unended = append(s.summary.unended, left...)
+	}
 }
 
 // fireAlready notes the alerts that fire before their fault, because of an earlier one.
@@ -288,7 +313,7 @@ func (s *scene) isNamed(faults []fault) {
 			unproven[row] = f.name
 		}
 	}
-	await.NoError(s, "doctor names all faults, with the messages of their rows", func() error {
+	if await.Happens(s, "doctor names all faults, with the messages of their rows", func() error {
 		r, code := s.doctor(*s.args...)
 		s.judge(r, faults)
 		missing = slices.DeleteFunc(missing, func(f fault) bool {
@@ -317,7 +342,13 @@ func (s *scene) isNamed(faults []fault) {
 			errs = append(errs, fmt.Errorf("the report:\n%s", r))
 		}
 		return errors.Join(errs...)
-	})
+	}) {
+		return
+	}
+	for _, f := range missing {
+		s.summary.missed = append(s.summary.missed, f.name)
+	}
+	s.summary.unproven = append(s.summary.unproven, slices.Sorted(maps.Keys(unproven))...)
 }
 
 // unnamed returns the findings that a report does not have.
@@ -356,22 +387,26 @@ func (s *scene) judge(r report, faults []fault) {
 func (s *scene) isSilent(faults []fault) {
 	s.Helper()
 	start := time.Now()
-	await.NoError(s, "doctor names nothing", func() error {
+	if await.Happens(s, "doctor names nothing", func() error {
 		r, code := s.doctor(*s.args...)
 		s.judge(r, faults)
 		if code != 0 {
 			return fmt.Errorf("exit code %d:\n%s", code, r)
 		}
 		return nil
-	})
-	s.Logf("%5.1f s: doctor names nothing", time.Since(start).Seconds())
+	}) {
+		s.Logf("%5.1f s: doctor names nothing", time.Since(start).Seconds())
+	}
 }
 
 func (s *summary) String() string {
 	list := func(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
-	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
-		"%d ended (%s), %d last for hours (%s), of which fired before their fault: %q\nalerts of no fault of their step: %d fired (%s)\n"+
-		"panels without a result on a healthy cluster that had one: %s", s.injected, s.named, s.withoutFinding, len(s.false), s.false,
+	return fmt.Sprintf("faults: %d injected, %d named, %d without a finding of doctor, %d missed %q\n"+
+		"rows without evidence: %d %q\nfalse alarms: %d %q\nalerts: %d fired (%s), "+
+		"%d ended (%s), %d last for hours (%s), of which fired before their fault: %q\n"+
+		"alerts of no fault of their step: %d fired (%s), alerts that did not end: %q\n"+
+		"panels without a result on a healthy cluster that had one: %s", s.injected, s.named, s.withoutFinding,
+		len(s.missed), s.missed, len(s.unproven), s.unproven, len(s.false), s.false,
 		len(s.fired), list(s.fired), len(s.resolved), list(s.resolved), len(s.lasting), list(s.lasting), s.early,
-		len(s.beside), list(s.beside), list(s.panels))
+		len(s.beside), list(s.beside), s.unended, list(s.panels))
 }
