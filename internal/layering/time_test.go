@@ -33,15 +33,15 @@ var realTime = map[string]string{
 		"moments at which processes are killed are random",
 	"pkg/backend/smb/node_linux_test.go:survivesDeath": "a server is away for 90 s of the kernel's time, which no " +
 		"event shows; the test passes at any speed",
-	"pkg/backend/smb/simulation_test.go":                       "all of the file runs in bubbles",
-	"sidecars/internal/kube/election_test.go:Update":           "runs in bubbles",
-	"sidecars/internal/kube/simulation_test.go":                "all of the file runs in bubbles",
-	"pkg/backend/internal/copier/memory_linux_test.go:highest": "the pause between two samples of the memory",
-	"test/bench-router/main_linux_test.go:TestEachPartRuns":    "a parameter of a benchmark, whose result is not compared",
-	"test/cluster/outages/outages_linux_test.go:lasts":         "the time of an outage: there is no event",
-	"test/cluster/switches/growth_linux_test.go:realRound":     "pvc-autoresizer does not report its rounds",
-	"test/crash/crash_linux_test.go:TestDeathAtRandom":         "the moments at which the driver is killed are random",
-	"test/nodes/world_linux_test.go:pauseIn":                   "the moments at which processes are stopped and killed",
+	"pkg/backend/smb/simulation_test.go":                        "all of the file runs in bubbles",
+	"sidecars/internal/kube/election_test.go:Update":            "runs in bubbles",
+	"sidecars/internal/kube/simulation_test.go":                 "all of the file runs in bubbles",
+	"pkg/backend/internal/copier/memory_linux_test.go:highest":  "the pause between two samples of the memory",
+	"test/bench-router/main_linux_test.go:TestEachPartRuns":     "a parameter of a benchmark, whose result is not compared",
+	"test/cluster/outages/outages_linux_test.go:pauseForOutage": "the time of an outage: there is no event",
+	"test/cluster/switches/growth_linux_test.go:realRound":      "pvc-autoresizer does not report its rounds",
+	"test/crash/crash_linux_test.go:TestDeathAtRandom":          "the moments at which the driver is killed are random",
+	"test/nodes/world_linux_test.go:pauseIn":                    "the moments at which processes are stopped and killed",
 }
 
 // units are the constants of package time.

@@ -71,7 +71,7 @@ func (a *attachment) resize(size int64) {
 	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
 		a.Fatal(err)
 	}
-	a.storage.settle()
+	a.storage.flush()
 	if a.device != "" {
 		a.node.run("losetup", "--set-capacity", a.device)
 	}

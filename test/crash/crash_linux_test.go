@@ -481,8 +481,8 @@ func (l *life) copyOf(ctx context.Context, what string, source *csi.VolumeConten
 	return l.copied.createFrom(ctx, source)
 }
 
-// look checks that the copy has the writes of its source.
-func (l *life) look(ctx context.Context) error {
+// checkCopy checks that the copy has the writes of its source.
+func (l *life) checkCopy(ctx context.Context) error {
 	c := l.copied
 	for _, call := range []func(context.Context) error{c.stage, c.publish} {
 		if err := call(ctx); err != nil {
@@ -525,10 +525,10 @@ var steps = []step{
 	{"modify", (*life).modify},
 	{"snapshot", (*life).cut},
 	{"restore", (*life).restore},
-	{"look at it", (*life).look},
+	{"look at it", (*life).checkCopy},
 	{"delete what was restored", (*life).deleteCopy},
 	{"clone", (*life).clone},
-	{"look at the clone", (*life).look},
+	{"look at the clone", (*life).checkCopy},
 	{"delete the clone", (*life).deleteCopy},
 	{"group", (*life).cutGroup},
 	{"end group", (*life).endGroup},
@@ -541,8 +541,8 @@ var steps = []step{
 	{"delete", (*life).delete},
 }
 
-// at returns the number of a step, and the number of the step after it.
-func (l *life) at(name string) int {
+// stepNumber returns the number of a step.
+func (l *life) stepNumber(name string) int {
 	i := slices.IndexFunc(steps, func(s step) bool { return s.name == name })
 	if i < 0 {
 		l.Fatalf("no step %s", name)
@@ -550,7 +550,7 @@ func (l *life) at(name string) int {
 	return i
 }
 
-func (l *life) after(name string) int { return l.at(name) + 1 }
+func (l *life) after(name string) int { return l.stepNumber(name) + 1 }
 
 // step makes the next step. A step that fails stays the next.
 func (l *life) step() error {
@@ -596,7 +596,7 @@ func (l *life) check(path string) error {
 
 // between reports whether a step was acknowledged, and another step has not begun.
 func (l *life) between(done, begun string) bool {
-	return l.next >= l.after(done) && l.next < l.at(begun)
+	return l.next >= l.after(done) && l.next < l.stepNumber(begun)
 }
 
 // kept checks that acknowledged objects exist.

@@ -92,8 +92,8 @@ func (d *disk) mount() {
 	d.run("mount", "-t", d.filesystem.name, "-o", d.options, d.image, d.root)
 }
 
-// settle writes everything out, as time does on a node that has been running for long.
-func (d *disk) settle() {
+// flush writes everything out, as time does on a node that has been running for long.
+func (d *disk) flush() {
 	d.Helper()
 	root, err := os.Open(d.root)
 	if err != nil {
@@ -316,12 +316,12 @@ func (o outage) lead(l *life) error {
 		before = append(before, "group")
 	}
 	for _, name := range before {
-		l.next = l.at(name)
+		l.next = l.stepNumber(name)
 		if err := l.step(); err != nil {
 			return err
 		}
 	}
-	l.next = l.at(o.during)
+	l.next = l.stepNumber(o.during)
 	return nil
 }
 
@@ -333,7 +333,7 @@ func (o outage) retry(l *life) error {
 		if name == "" || name == "identity" || (name == "delete snapshot" && l.snapshot == "") {
 			continue
 		}
-		if err := l.do(steps[l.at(name)]); err != nil {
+		if err := l.do(steps[l.stepNumber(name)]); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -357,7 +357,7 @@ func (o outage) test(t *testing.T, bin string, f filesystem) {
 		must(other.step())
 		must(o.lead(l))
 		d.stop()
-		d.settle()
+		d.flush()
 	}
 	o.happen(d, l)
 	d.start("")
@@ -367,11 +367,11 @@ func (o outage) test(t *testing.T, bin string, f filesystem) {
 	}
 	d.whole()
 	if o.during == "identity" {
-		must(l.do(steps[l.at("create")]))
+		must(l.do(steps[l.stepNumber("create")]))
 	}
 	must(o.retry(l)) // a missing object can be made, and an existing object can be found
 	for _, name := range []string{"create", "delete"} {
-		must(other.do(steps[other.at(name)]))
+		must(other.do(steps[other.stepNumber(name)]))
 	}
 	d.clean()
 	d.stop()

@@ -186,13 +186,13 @@ func TestANodeComesBackWithAnotherAddress(t *testing.T) {
 	w.lostAt(old)
 	wantCode(t, w.reads(w.soon(), v), codes.Unavailable, "a ("+old)
 	w.dns.say("10.9.0.11", a.host.address, b.host.address, c.host.address)
-	w.look()
+	w.restartB()
 	w.wantReady("ok: 3 of 4 nodes answer", old)
 	w.must(w.reads(w.soon(), v))
 	w.must(second(w.DeleteSnapshot(w.soon(), &csi.DeleteSnapshotRequest{SnapshotId: w.snapshot("s", v)})))
 	w.listsFail(old)
 	w.dns.say(a.host.address, b.host.address, c.host.address)
-	w.look()
+	w.restartB()
 	w.settled(3)
 	w.holds(v)
 
@@ -213,9 +213,8 @@ func TestANodeComesBackWithAnotherAddress(t *testing.T) {
 	w.holdsSnapshots()
 }
 
-// look has the router look for addresses, as it does soon after it has lost a node: b is lost, and
-// is back.
-func (w *world) look() {
+// restartB restarts b. The router looks for addresses soon after it has lost a node.
+func (w *world) restartB() {
 	w.nodes["b"].kill()
 	w.nodes["b"].start()
 }
@@ -235,7 +234,7 @@ func TestMoreAddressesThanFitInAPacket(t *testing.T) {
 		many = append(many, fmt.Sprintf("10.9.1.%d", i)) // to which no way leads
 	}
 	w.dns.say(many...)
-	w.look()
+	w.restartB()
 	w.wantReady(fmt.Sprintf("ok: 2 of %d nodes answer", len(many)))
 	if w.dns.mu.Lock(); w.dns.overTCP == 0 {
 		t.Error("nobody asked over TCP")
@@ -248,11 +247,11 @@ func TestMoreAddressesThanFitInAPacket(t *testing.T) {
 
 	// A name server that is silent changes nothing.
 	w.dns.fallSilent(true)
-	w.look()
+	w.restartB()
 	w.wantReady("ok: 2 of 2 nodes answer", "addresses are old")
 	w.wantMetrics("causeway_router_discovery_up 0")
 	w.holds(v, w.volume("w").GetVolumeId())
 	w.dns.fallSilent(false)
-	w.look()
+	w.restartB()
 	w.settled(2)
 }

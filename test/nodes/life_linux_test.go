@@ -30,8 +30,8 @@ func (n *node) use(id string, f func(target string)) {
 	n.must(second(n.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})))
 }
 
-// of returns the node in the topology of a volume.
-func (w *world) of(v *csi.Volume) *node {
+// nodeOf returns the node in the topology of a volume.
+func (w *world) nodeOf(v *csi.Volume) *node {
 	w.Helper()
 	if len(v.GetAccessibleTopology()) != 1 || w.nodes[v.GetAccessibleTopology()[0].GetSegments()[nodeKey]] == nil {
 		w.Fatalf("%v is on no node", v)
@@ -43,7 +43,7 @@ func TestAVolumeLivesItsWholeLifeThroughTheRouter(t *testing.T) {
 	w := newWorld(t, "a", "b", "c")
 	ctx, text := w.soon(), []byte("what a pod wrote")
 	v := w.volume("v")
-	id, n := v.GetVolumeId(), w.of(v)
+	id, n := v.GetVolumeId(), w.nodeOf(v)
 	if again := w.volume("v"); again.GetVolumeId() != id {
 		t.Errorf("asked again: %s, want %s", again.GetVolumeId(), id)
 	}
@@ -70,8 +70,8 @@ func TestAVolumeLivesItsWholeLifeThroughTheRouter(t *testing.T) {
 		error) {
 		return w.CreateVolume(ctx, req)
 	}).GetVolume()
-	if w.of(restored) != n {
-		t.Errorf("what was restored is on %s, and its source on %s", w.of(restored).id, n.id)
+	if w.nodeOf(restored) != n {
+		t.Errorf("what was restored is on %s, and its source on %s", w.nodeOf(restored).id, n.id)
 	}
 	n.use(restored.GetVolumeId(), func(target string) {
 		if got, err := os.ReadFile(filepath.Join(target, "file")); string(got) != string(text) {

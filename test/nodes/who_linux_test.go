@@ -63,7 +63,7 @@ func TestANodeWithTheIDOfAnotherIsRejected(t *testing.T) {
 	honest := w.newNode("honest", "liar", "10.9.0.42")
 	honest.start()
 	w.dns.say(w.nodes["a"].host.address, w.nodes["b"].host.address, honest.host.address)
-	w.look()
+	w.restartB()
 	w.settled(3)
 	w.holds(v, wb, w.volume("w", "liar").GetVolumeId())
 }

@@ -253,7 +253,7 @@ func TestLogsOfUnreachablePods(t *testing.T) {
 	wants(t, err)
 	c, _ := cluster(t, Options{Kubeconfig: server.Plane.Kubeconfig(), Namespaces: []string{"kube-system"}})
 	dir := t.TempDir()
-	await.True(t, "the pod runs", func() bool {
+	await.True(t, "logs are requested of the pod, and fail", func() bool {
 		err = c.Logs(t.Context(), dir)
 		return err != nil
 	})

@@ -82,7 +82,7 @@ spec:
 `, namespace, image, logs)))
 	inodes := map[string]uint64{}
 	for _, w := range moved {
-		s.isReady(w)
+		s.awaitReady(w)
 		s.verify(w, s.writes(w, time.Now()))
 		inodes[w.claim] = s.inode(w)
 	}
@@ -108,7 +108,7 @@ spec:
 	}
 	s.kubectl("scale", "statefulset", "old", "--replicas=2")
 	for _, w := range moved {
-		s.isReady(w)
+		s.awaitReady(w)
 		s.verify(w, s.writes(w, time.Now()))
 		if inode := s.inode(w); inode != inodes[w.claim] {
 			s.Errorf("%s: the file is another one than before", w.claim)

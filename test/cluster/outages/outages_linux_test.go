@@ -74,7 +74,7 @@ var (
 )
 
 var outages = []outage{
-	{name: "nothing happens for 30 s", of: func(*scene) { lasts(30 * time.Second) }},
+	{name: "nothing happens for 30 s", of: func(*scene) { pauseForOutage(30 * time.Second) }},
 	{"the server restarts", (*scene).restart, 0, soft, hard},
 	{"the server refuses connections for 30 s", (*scene).refuse, 27 * time.Second, soft, hard},
 	{"the server's machine is gone for 90 s", (*scene).gone, 81 * time.Second, soft, hard},
@@ -122,8 +122,8 @@ func (s *scene) report(outage string, w *writer, f records.Effect) {
 		f.Failing.Seconds(), f.Silence.Seconds())
 }
 
-// lasts is the time of an outage.
-func lasts(d time.Duration) { time.Sleep(d) }
+// pauseForOutage waits for the time of an outage.
+func pauseForOutage(d time.Duration) { time.Sleep(d) }
 
 func (s *scene) restart() {
 	s.must(s.server.Kill())
@@ -132,7 +132,7 @@ func (s *scene) restart() {
 
 func (s *scene) refuse() {
 	s.must(s.server.Kill())
-	lasts(30 * time.Second)
+	pauseForOutage(30 * time.Second)
 	s.must(s.server.Restart())
 }
 
@@ -145,7 +145,7 @@ func (s *scene) gone() {
 	for _, n := range guests {
 		s.on(n, "nft -f - <<'END'\n"+drop+"\nEND")
 	}
-	lasts(90 * time.Second)
+	pauseForOutage(90 * time.Second)
 	for _, n := range guests {
 		s.on(n, "nft delete table ip gone")
 	}
@@ -153,7 +153,7 @@ func (s *scene) gone() {
 
 func (s *scene) freeze() {
 	s.must(s.server.Silence())
-	lasts(time.Minute)
+	pauseForOutage(time.Minute)
 	s.must(s.server.Resume())
 }
 
@@ -161,7 +161,7 @@ func (s *scene) cut() {
 	for _, n := range guests {
 		s.must(n.Cut(s.anyhow()))
 	}
-	lasts(time.Minute)
+	pauseForOutage(time.Minute)
 	for _, n := range guests {
 		s.must(n.Reconnect(s.anyhow()))
 	}
@@ -369,7 +369,7 @@ func (s *scene) drain() {
 			return s.get("pod", w.name, "{.metadata.deletionTimestamp}") != ""
 		})
 	}
-	lasts(time.Minute)
+	pauseForOutage(time.Minute)
 	resume()
 	resumed := time.Now()
 	s.must(<-ended)

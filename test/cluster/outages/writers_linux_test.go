@@ -93,11 +93,11 @@ spec:
   - {name: volume, persistentVolumeClaim: {claimName: %[4]s}}
   - {name: logs, hostPath: {path: %[5]s, type: DirectoryOrCreate}}
 `, w.name, w.node.Name, image, w.claim, logs), "--namespace="+namespace))
-	s.isReady(w)
+	s.awaitReady(w)
 }
 
-// isReady waits until the pod of a writer is ready.
-func (s *scene) isReady(w *writer) {
+// awaitReady waits until the pod of a writer is ready, and notes its UID.
+func (s *scene) awaitReady(w *writer) {
 	s.Helper()
 	await.NoError(s, w.name+" is ready", func() error {
 		return s.is("True", "pod", w.name, `{.status.conditions[?(@.type=="Ready")].status}`)

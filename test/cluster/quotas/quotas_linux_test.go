@@ -54,7 +54,7 @@ func TestADirectoryHasAQuota(t *testing.T) {
 	}
 	write(t, "neighbor", "first", 48, true)
 	run(t, "patch", "pvc", "full", "--type=merge", "--patch", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
-	await.NoError(t, "the filesystem is larger", func() error {
+	await.NoError(t, "the claim has its new capacity", func() error {
 		out, err := kube.Run(t.Context(), "get", "pvc", "full", "-o", "jsonpath={.status.capacity.storage}")
 		if err == nil && out != "128Mi" {
 			err = fmt.Errorf("the capacity is %s", out)
