@@ -6,12 +6,11 @@ package fails
 import (
 	"context"
 	"errors"
-	"flag"
 	"log"
 	"os"
 	"testing"
-	"time"
 
+	"github.com/causeway-csi/causeway/internal/parallel"
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 )
@@ -27,7 +26,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(toyKey) != "" {
 		os.Exit(toy())
 	}
-	flag.Parse()
+	parallel.Tests()
 	code, err := run(m)
 	if err != nil {
 		log.Println(err)
@@ -42,8 +41,7 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer os.RemoveAll(world.dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute) // the first time, components are built
-	defer cancel()
+	ctx := context.Background() // the first time, components are built
 	built := make(chan error, 1)
 	go func() {
 		var err error
