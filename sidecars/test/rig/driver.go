@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -117,10 +116,9 @@ func (d *Driver) Serve() error {
 		}
 	}
 	served, err := driver.New(driver.Config{
-		Name: d.Name, Release: "test", Node: "node-1", Backend: d.Storage, Mounter: mountertest.NewFake(filepath.Join(d.dir,
-			"data")),
-		StateDir: filepath.Join(d.dir, "state"), Log: slog.New(slog.NewTextHandler(io.Discard,
-			nil)), Registry: prometheus.NewRegistry(),
+		Name: d.Name, Release: "test", Node: "node-1", Backend: d.Storage,
+		Mounter:  mountertest.NewFake(filepath.Join(d.dir, "data")),
+		StateDir: filepath.Join(d.dir, "state"), Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(),
 		ServerOptions: []grpc.ServerOption{grpc.ChainUnaryInterceptor(d.intercept)},
 	})
 	if err != nil {
