@@ -552,7 +552,7 @@ var faults = map[string]struct {
 		claim(c, "c1", corev1.ClaimPending)
 		pendingPod(c, "c1")
 		unschedulableApp(c, "0/2 nodes are available: 2 node(s) did not have enough free storage.")
-	}, "pods-with-volumes", []string{"Pod/default/app", "no node has room", "enough free storage"}},
+	}, "pods-with-volumes", []string{"Pod/default/app", "no node has space", "enough free storage"}},
 	"a wrong parameter": {func(c *fake.Cluster) {
 		claim(c, "c1", corev1.ClaimPending)
 		c.Event("PersistentVolumeClaim", "default", "c1", "ProvisioningFailed", `rpc error: code = InvalidArgument desc = unknown parameter "knid"`)

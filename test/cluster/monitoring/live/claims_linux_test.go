@@ -46,7 +46,7 @@ func claimSteps() []step {
 		{name: "no room for a pod",
 			rows: []string{"A claim stays Pending: no code, `node(s) did not have enough free storage` at the pod, and " +
 				"`waiting for pod … to be scheduled` at the claim"},
-			named: []want{{"pods-with-volumes", "Pod/default/unschedulable", "no node has room for the volume", "free space",
+			named: []want{{"pods-with-volumes", "Pod/default/unschedulable", "no node has space for the volume", "free space",
 				pagePending}},
 			cause: func(s *scene) { s.start("unschedulable", "causeway-hostpath", "100Gi", "") }},
 		{name: "a pod that may not run on the node of its volume",
