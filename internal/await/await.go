@@ -78,7 +78,7 @@ func Value[T any](t testing.TB, event string, call func() (T, error)) T {
 }
 
 // Happens waits until call returns nil, and reports whether it did. A test with a Deadline method
-// of its own, before the deadline of the test binary, goes on after the failure.
+// of its own, before the deadline of the test binary, continues after the failure.
 func Happens(t testing.TB, event string, call func() error) bool {
 	t.Helper()
 	_, err := poll(Context(t), func() (struct{}, error) { return struct{}{}, call() })

@@ -138,8 +138,8 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "internal/dacl", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)},
 }
 
-// linuxParts returns the import paths of parts of the mounter of Linux, and of packages that no part
-// imports.
+// linuxParts returns the import paths of parts of the mounter of Linux, and of packages that no
+// part imports.
 func linuxParts(names ...string) []string {
 	all := []string{module + "pkg/mounter/internal/links", machine, simulated}
 	for _, name := range names {

@@ -77,14 +77,20 @@ func (f Filesystem) Attach(t testing.TB, image, dir string) {
 	})
 }
 
-// Unmount unmounts dir. Errors: EBUSY and the path if this process has left a file open there. Unmount
-// waits for other processes: a program that looks at all loop devices, such as the driver of another
-// test, may have one open, and a child that another test starts has all files of this process until
-// its exec.
+// Unmount unmounts dir. Errors: EBUSY and the path if this process has left a file open there, or a
+// mount. Unmount waits for other processes: a program that looks at all loop devices, such as the
+// driver of another test, may have one open, and a child that another test starts has all files of
+// this process until its exec.
 func Unmount(t testing.TB, dir string) (err error) {
 	t.Helper()
-	await.True(t, "no process has a file or mount in "+dir, func() bool {
+	await.True(t, "no other process has a file open in "+dir, func() bool {
 		if err = unix.Unmount(dir, 0); !errors.Is(err, unix.EBUSY) {
+			return true
+		}
+		mounts, _ := os.ReadFile("/proc/self/mountinfo")
+		if i := strings.Index(string(mounts), " "+dir+"/"); i >= 0 {
+			path, _, _ := strings.Cut(string(mounts[i+1:]), " ")
+			err = fmt.Errorf("%w: %s is mounted", err, path)
 			return true
 		}
 		links, _ := filepath.Glob("/proc/self/fd/*")

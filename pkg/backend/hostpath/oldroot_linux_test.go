@@ -49,9 +49,9 @@ type heldPart struct {
 func (w *world) sums() map[string]string {
 	w.Helper()
 	all := map[string]string{}
-	err := filepath.WalkDir(w.cfg.Root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() || d.Name() == recordFile || d.Name() == identityFile {
-			return err
+	err := w.walk(func(path string, d fs.DirEntry) error {
+		if !d.Type().IsRegular() || d.Name() == recordFile || d.Name() == identityFile {
+			return nil
 		}
 		f, err := os.Open(path)
 		if err != nil {

@@ -34,9 +34,9 @@ func volumeHealth(v *cluster.View) (all []Finding) {
 // checks nodes and router have one finding for the node.
 const nodeUnreachable = "NodeUnreachable"
 
-// unhealthy returns the findings of a volume of d with a status. The status of the claim has the present
-// conditions. It has none without the feature gate CSIVolumeHealth: then an event of the claim has
-// the reason, until it expires.
+// unhealthy returns the findings of a volume of d with a status. The status of the claim has the
+// present conditions. It has none without the feature gate CSIVolumeHealth: then an event of the
+// claim has the reason, until it expires.
 func unhealthy(v *cluster.View, d *cluster.Driver, namespace, claim, status string) (all []Finding) {
 	object, evidence := "PersistentVolumeClaim/"+namespace+"/"+claim, "status "+status
 	of := claimOf(v, namespace, claim)

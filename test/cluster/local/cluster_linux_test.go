@@ -375,8 +375,8 @@ func killUp(t *testing.T, c *Cluster, o provider.Options, moment func(*Cluster) 
 		return true
 	}
 	// Before up starts the plane, it builds the components and the disks of guests. On a fresh
-	// machine it also installs programs and fetches a kernel. A wait that has lasted for long pauses
-	// for longer, so the moment has a wait of its own.
+	// machine it also installs programs and fetches a kernel. A wait that has lasted for long
+	// pauses for longer, so the moment has a wait of its own.
 	await.True(t, "up has started the plane", func() bool { return runs() && exists(c.planeLog()) })
 	await.True(t, "the moment is there", func() bool { return runs() && moment(c) })
 	cmd.Process.Kill()

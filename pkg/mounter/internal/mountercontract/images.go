@@ -170,7 +170,8 @@ var imageRules = []struct {
 				mounter.ErrThawed) {
 				t.Errorf("Freeze = %v, want ErrThawed", err)
 			}
-			// A device of another test may be silent during its change, and could be that of the image.
+			// A device of another test may be silent during its change, and could be that of the
+			// image.
 			await.True(t, "the devices of other tests answer", func() bool {
 				err := b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, copyData)
 				if errors.Is(err, mounter.ErrNoAnswer) {

@@ -603,7 +603,8 @@ func dieIn(b *linuxtest.Bench, m mounter.Mount, script string) {
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != -1 {
 		b.T.Fatalf("the process ended with %v and said %s", err, out)
 	}
-	// The script, and the format that it has killed, have the disk open until they have really ended.
+	// The script, and the format that it has killed, have the disk open until they have really
+	// ended.
 	await.NoError(b.T, "no process has the disk open", func() error {
 		f, err := os.OpenFile(m.Source, os.O_RDONLY|unix.O_EXCL, 0)
 		if err == nil {
