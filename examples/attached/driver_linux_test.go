@@ -50,8 +50,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// patience is the limit for an expected event.
-const patience = time.Minute
+// life returns a context for calls that are repeated until they succeed. It ends before the deadline
+// of the test binary, after which no cleanup would run.
+func life(t *testing.T) (context.Context, context.CancelFunc) {
+	deadline, ok := t.Deadline()
+	if !ok {
+		return context.WithCancel(t.Context())
+	}
+	return context.WithDeadline(t.Context(), deadline.Add(-time.Until(deadline)/10))
+}
 
 // process is a driver that runs: a controller, or the driver of a node.
 type process struct {
@@ -187,7 +194,9 @@ func (v volume) publish(n *process, publish map[string]string) error {
 	return err
 }
 
-// goes takes a volume off a node: unpublished, unstaged, detached.
+// goes takes a volume off a node: unpublished, unstaged, detached. It repeats the detach while the
+// volume is in use, as external-attacher does: a container that started while the volume was mounted
+// has a copy of the mount, and keeps the filesystem until it has left it.
 func (v volume) goes(n *process) {
 	v.Helper()
 	_, err := n.NodeUnpublishVolume(v.Context(),
@@ -196,8 +205,20 @@ func (v volume) goes(n *process) {
 		_, err = n.NodeUnstageVolume(v.Context(),
 			&csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: n.path("staging")})
 	}
-	if err = errors.Join(err, v.detach(n.node)); err != nil {
+	if err != nil {
 		v.Fatal(err)
+	}
+	ctx, cancel := life(v.T)
+	defer cancel()
+	for {
+		err := v.detach(n.node)
+		if err == nil {
+			return
+		}
+		if status.Code(err) != codes.FailedPrecondition || ctx.Err() != nil {
+			v.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -452,7 +473,7 @@ func fileSum(t *testing.T, path string) string {
 func (p *process) until(call func(ctx context.Context) error) {
 	p.Helper()
 	done := make(chan error, 1)
-	ctx, cancel := context.WithTimeout(p.Context(), patience)
+	ctx, cancel := life(p.T)
 	defer cancel()
 	go func() { done <- call(ctx) }()
 	time.Sleep(time.Duration(mathrand.Int64N(int64(80 * time.Millisecond))))

@@ -7,7 +7,11 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // inside is set in the environment of a process that has its own namespace.
@@ -21,10 +25,10 @@ const inside = "CAUSEWAY_IN_NAMESPACE"
 // Enter forwards signals that ask this process to end, and the program in the namespace may take
 // its time to clean up. From a terminal the program gets such a signal twice.
 func Enter() error {
-	if os.Getenv(inside) != "" {
-		return nil
+	if os.Getenv(inside) == "" {
+		return again(0)
 	}
-	return again(0)
+	return dropTemporaryMounts()
 }
 
 // EnterAlone is Enter with a PID namespace as well: this program is its first process, and all
@@ -39,6 +43,36 @@ func EnterAlone() error {
 	if err := syscall.Mount("proc", "/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC,
 		""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
+	}
+	return dropTemporaryMounts()
+}
+
+// dropTemporaryMounts unmounts, in this namespace only, what is mounted below the temporary
+// directory: a test that runs at the same time could not remove its disk as long as this program
+// has a copy of the mount. A mount with this program or its working directory stays. In a user
+// namespace all stay, as the kernel locks them: mount_namespaces(7).
+func dropTemporaryMounts() error {
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(os.TempDir()))
+	if err != nil {
+		return err
+	}
+	below := func(path, mount string) bool { return strings.HasPrefix(path+"/", mount+"/") }
+	for _, m := range slices.Backward(mounts) {
+		if !below(os.TempDir(), m.Mountpoint) && !below(program, m.Mountpoint) && !below(dir, m.Mountpoint) {
+			// EINVAL: locked. ENOENT: another process has removed the directory, and so the mount.
+			if err := syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) &&
+				!errors.Is(err, syscall.ENOENT) {
+				return fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
+			}
+		}
 	}
 	return nil
 }

@@ -9,11 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // asProgram is set in the environment where this test's binary is to be the program below.
@@ -25,6 +28,8 @@ func TestMain(m *testing.M) {
 		os.Exit(program())
 	case "alone":
 		os.Exit(parent())
+	case "mounts":
+		os.Exit(mounts())
 	}
 	os.Exit(m.Run())
 }
@@ -98,6 +103,54 @@ func TestChildrenEndWithTheirProgram(t *testing.T) {
 		Skip(t, strings.TrimSpace(said))
 	default:
 		t.Errorf("it said %q and %q", said, rest)
+	}
+}
+
+// mounts makes a mount in a namespace, and starts itself once more. Each run prints the mounts below
+// the temporary directory.
+func mounts() int {
+	if err := Enter(); err != nil {
+		fmt.Println(err)
+		return noNamespace
+	}
+	if len(os.Args) > 1 {
+		if err := syscall.Mount("none", os.Args[1], "tmpfs", 0, ""); err != nil {
+			fmt.Println(err)
+			return noNamespace
+		}
+	}
+	found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(os.TempDir()))
+	fmt.Println(len(found), "mounts", err)
+	if len(os.Args) == 1 {
+		return 0
+	}
+	next := exec.Command(os.Args[0])
+	next.Env = append(os.Environ(), inside+"=")
+	next.Stdout, next.Stderr = os.Stdout, os.Stderr
+	if err := next.Run(); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	return 0
+}
+
+func TestANamespaceHasNoMountsOfOtherTests(t *testing.T) {
+	if os.Geteuid() != 0 {
+		Skip(t, "the kernel locks the mounts that a user namespace inherits")
+	}
+	temp := t.TempDir()
+	disk := filepath.Join(temp, "disk")
+	if err := os.Mkdir(disk, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0], disk)
+	cmd.Env = append(os.Environ(), asProgram+"=mounts", "TMPDIR="+temp)
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() == noNamespace {
+		Skip(t, string(out))
+	}
+	if want := "1 mounts <nil>\n0 mounts <nil>\n"; err != nil || string(out) != want {
+		t.Errorf("%v, %q, want %q", err, out, want)
 	}
 }
 
