@@ -24,7 +24,7 @@ func (s step) String() string { return strings.Join(s, " ") }
 // result is the end of a step.
 type result struct {
 	step  step
-	state string // passed, failed, interrupted, not run or left out
+	state string // passed, failed, interrupted or not run
 	wall  time.Duration
 	cpu   time.Duration // of the command and its children: user and system
 }
@@ -35,11 +35,7 @@ type gate struct {
 	dir   string           // for the output of running steps
 	limit <-chan time.Time // a value interrupts the running steps
 	grace time.Duration    // from the interruption of a step until it is killed
-	// optional has the duration of each optional step on a slow machine with cold caches. It is
-	// left out if remaining returns less.
-	optional  map[string]time.Duration
-	remaining func() time.Duration // until the limit
-	mu        sync.Mutex           // of out
+	mu    sync.Mutex       // of out
 }
 
 var errLimit = errors.New("interrupted at the limit of CAUSEWAY_CI_SECONDS")
@@ -64,10 +60,6 @@ func (g *gate) run(ctx context.Context, lanes [][]step) ([]result, error) {
 	for i, lane := range lanes {
 		group.Go(func() {
 			for n, s := range lane {
-				if needs, ok := g.optional[s.String()]; ok && g.remaining() < needs {
-					results[i] = append(results[i], result{step: s, state: leftOut})
-					continue
-				}
 				r := g.runStep(ctx, s, fmt.Sprintf("%s/%d-%d", g.dir, i, n))
 				if r.state == failed {
 					stop(fmt.Errorf("%s failed", s))
@@ -81,17 +73,7 @@ func (g *gate) run(ctx context.Context, lanes [][]step) ([]result, error) {
 	if errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	all := slices.Concat(results...)
-	if errors.Is(err, errLimit) && !slices.ContainsFunc(all, g.isMissing) {
-		err = nil
-	}
-	return all, err
-}
-
-// isMissing reports whether a step that must pass has no result.
-func (g *gate) isMissing(r result) bool {
-	_, mayMiss := g.optional[r.step.String()]
-	return r.state != passed && r.state != leftOut && !mayMiss
+	return slices.Concat(results...), err
 }
 
 // The states of steps.
@@ -100,7 +82,6 @@ const (
 	failed      = "failed"
 	interrupted = "interrupted"
 	notRun      = "not run"
-	leftOut     = "left out" // for lack of time
 )
 
 // runStep runs a step with its output in a file, and prints the file when the step ends: the lines
@@ -192,23 +173,16 @@ func (g *gate) show(r result, log *os.File) {
 // summary prints the durations of all steps.
 func (g *gate) summary(results []result, wall time.Duration, why error) {
 	var cpu time.Duration
-	var without []string
 	g.print("\n== seconds, and seconds of the processors\n")
 	for _, r := range results {
 		cpu += r.cpu
-		if r.state != passed {
-			without = append(without, r.step.String())
-		}
-		if r.state == notRun || r.state == leftOut {
+		if r.state == notRun {
 			g.print("%6s %6s  %-11s  %s\n", "", "", r.state, r.step)
 			continue
 		}
 		g.print("%6.0f %6.0f  %-11s  %s\n", r.wall.Seconds(), r.cpu.Seconds(), r.state, r.step)
 	}
-	end := "passed"
-	if len(without) > 0 {
-		end += ", without " + strings.Join(without, ", ")
-	}
+	end := passed
 	if why != nil {
 		end = why.Error()
 	}

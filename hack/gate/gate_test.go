@@ -129,49 +129,6 @@ func TestTheLimitInterrupts(t *testing.T) {
 	}
 }
 
-func TestOptionalStepsAreLeftOut(t *testing.T) {
-	var out bytes.Buffer
-	g := newGate(t, &out)
-	g.optional = map[string]time.Duration{"sh -c echo short": time.Minute, "sh -c echo tall": time.Hour}
-	g.remaining = func() time.Duration { return time.Minute }
-	results, err := g.run(t.Context(), [][]step{{script("echo short"), script("echo tall"), script("echo must")}})
-	if err != nil || states(results) != "passed, left out, passed" || strings.Contains(out.String(), "\ntall\n") {
-		t.Errorf("%v, %s, %s", err, states(results), &out)
-	}
-	g.summary(results, time.Second, err)
-	for _, want := range []string{"left out     sh -c echo tall\n", "  all: passed, without sh -c echo tall\n"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is missing in %s", want, &out)
-		}
-	}
-}
-
-func TestTheLimitInterruptsAnOptionalStep(t *testing.T) {
-	var out bytes.Buffer
-	started := filepath.Join(t.TempDir(), "started")
-	g := newGate(t, &out)
-	limit := make(chan time.Time)
-	g.limit, g.optional = limit, map[string]time.Duration{long(started).String(): 0}
-	g.remaining = func() time.Duration { return time.Hour }
-	results, err := interrupt(t.Context(), t, g, started, func() { limit <- time.Time{} }, script("true"), long(started))
-	if err != nil || states(results) != "passed, interrupted" {
-		t.Errorf("%v, %s", err, states(results))
-	}
-}
-
-// TestOptionalStepsAreSteps: an entry for a step that is called otherwise has no effect.
-func TestOptionalStepsAreSteps(t *testing.T) {
-	lanes, _, err := machine{root: true, groupsOne: true, debian: true}.plan()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range optional {
-		if !slices.ContainsFunc(slices.Concat(lanes...), func(s step) bool { return s.String() == name }) {
-			t.Errorf("no step is %q", name)
-		}
-	}
-}
-
 func TestAStepThatIgnoresTheInterruptionIsKilled(t *testing.T) {
 	var out bytes.Buffer
 	dir := t.TempDir()

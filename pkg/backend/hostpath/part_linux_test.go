@@ -328,8 +328,8 @@ func TestCloseRollsBackAPart(t *testing.T) {
 	}
 }
 
+// TestAnOlderReleaseLeavesPartsAlone sets a variable of the package, and so does not run in parallel.
 func TestAnOlderReleaseLeavesPartsAlone(t *testing.T) {
-	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
 	b := w.open()
@@ -385,7 +385,7 @@ func TestAnOlderReleaseLeavesPartsAlone(t *testing.T) {
 	}
 }
 
-func TestAFailedSettlePartCanBeRepeated(t *testing.T) {
+func TestAFailedCommitPartCanBeRepeated(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
@@ -399,7 +399,7 @@ func TestAFailedSettlePartCanBeRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := b.CommitPart(ctx, part.ID, part.AttemptID); !errors.Is(err, backend.ErrUnavailable) {
-		t.Errorf("SettlePart = %v, want ErrUnavailable", err)
+		t.Errorf("CommitPart = %v, want ErrUnavailable", err)
 	}
 	if err := os.RemoveAll(next); err != nil {
 		t.Fatal(err)
