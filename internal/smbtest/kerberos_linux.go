@@ -33,6 +33,7 @@ type Realm struct {
 	keytab  string
 	env     []string
 	cmd     *exec.Cmd
+	ended   chan struct{} // closed when cmd has ended
 }
 
 // ServeKerberos starts a Server and the KDC of its realm for a test, and ends them with the test.
@@ -126,14 +127,21 @@ func (r *Realm) Start() error {
 	if err := r.cmd.Start(); err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		conn, err := net.DialTimeout("tcp", r.address, time.Second)
+	cmd, ended := r.cmd, make(chan struct{})
+	r.ended = ended
+	go func() {
+		cmd.Wait() // reports the signal of Kill
+		close(ended)
+	}()
+	for {
+		conn, err := net.Dial("tcp", r.address)
 		if err == nil {
 			return conn.Close()
 		}
-		if time.Now().After(deadline) {
-			r.Kill()
-			return fmt.Errorf("krb5kdc does not answer: %w", err)
+		select {
+		case <-ended:
+			return fmt.Errorf("krb5kdc has ended: %s", cmd.ProcessState)
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
@@ -147,7 +155,7 @@ func (r *Realm) Resume() error { return r.cmd.Process.Signal(syscall.SIGCONT) }
 // Kill ends the KDC.
 func (r *Realm) Kill() {
 	r.cmd.Process.Kill()
-	r.cmd.Wait() // reports the signal
+	<-r.ended
 }
 
 // Tickets returns the credential cache of a principal with a lifetime in seconds.

@@ -49,8 +49,6 @@ type Server struct {
 	cmd   *exec.Cmd     // nil until the first start
 	out   *bytes.Buffer // the output of cmd; complete when ended is closed
 	ended chan struct{}
-
-	patience time.Duration // limit of the time until smbd answers
 }
 
 // Source returns the source of volumes in the directory Share, as in the parameter "source".
@@ -115,7 +113,7 @@ func start(dir, address string, realm *Realm) (*Server, error) {
 // prepare returns a Server that was never started, with its files in dir.
 func prepare(dir, address string, realm *Realm) (*Server, error) {
 	s := &Server{Dir: filepath.Join(dir, "shares"), Address: address, User: firstUser, Password: firstPassword,
-		conf: filepath.Join(dir, "smb.conf"), realm: realm, patience: 20 * time.Second}
+		conf: filepath.Join(dir, "smb.conf"), realm: realm}
 	unix, err := unixUser()
 	if err != nil {
 		return nil, err
@@ -293,32 +291,40 @@ func (s *Server) launch() error {
 	return nil
 }
 
-// await waits until the server accepts a session.
+// await waits until the server accepts a session. smbd accepts connections shortly before it can
+// serve them, so each attempt has a limit; on a slow machine a later attempt has enough time.
 func (s *Server) await() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	address := net.JoinHostPort(s.Address, strconv.Itoa(s.Port))
-	for deadline := time.Now().Add(s.patience); ; time.Sleep(10 * time.Millisecond) {
-		err := s.logIn(address)
+	for limit := 5 * time.Second; ; limit += 5 * time.Second {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		err := s.logIn(ctx, address)
+		for err != nil && ctx.Err() == nil && !s.hasEnded() { // the port is still closed
+			time.Sleep(10 * time.Millisecond)
+			err = s.logIn(ctx, address)
+		}
+		cancel()
 		if err == nil {
 			return nil
 		}
-		select {
-		case <-s.ended:
+		if s.hasEnded() {
 			return fmt.Errorf("smbd has ended: %s", s.out.Bytes())
-		default:
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("smbd does not answer: %w", err)
 		}
 	}
 }
 
-// logIn opens a session with a share, and ends it. smbd accepts connections shortly before it can
-// serve them.
-func (s *Server) logIn(address string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
+func (s *Server) hasEnded() bool {
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// logIn opens a session with a share, and ends it.
+func (s *Server) logIn(ctx context.Context, address string) error {
 	d := smb2.Dialer{Initiator: &smb2.NTLMInitiator{User: s.User, Password: s.Password}}
 	session, err := d.Dial(ctx, address)
 	if err != nil {

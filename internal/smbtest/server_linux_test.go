@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http/httptest"
+	"os"
 	"os/exec"
 	"runtime"
 	"strconv"
@@ -113,8 +114,8 @@ func TestAServer(t *testing.T) {
 	conn.Close()
 }
 
-// TestAServerThatDoesNotAnswerIsEnded: otherwise it would hold its port and its files.
-func TestAServerThatDoesNotAnswerIsEnded(t *testing.T) {
+// TestASettingThatSmbdRefuses: the error has the words of smbd, and no process is left.
+func TestASettingThatSmbdRefuses(t *testing.T) {
 	if !Installed() {
 		namespace.Skip(t, "samba is not installed")
 	}
@@ -123,13 +124,14 @@ func TestAServerThatDoesNotAnswerIsEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	s.patience = 0 // smbd takes longer
-	if err := s.Restart(); err == nil || !strings.Contains(err.Error(), "does not answer") {
+	if err := os.WriteFile(s.conf, []byte("[global]\nlock directory = /dev/null/none\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Restart(); err == nil || !strings.Contains(err.Error(), "smbd has ended: ") ||
+		!strings.Contains(err.Error(), "/dev/null/none") {
 		t.Fatalf("Restart: %v", err)
 	}
-	select {
-	case <-s.ended:
-	default:
+	if !s.hasEnded() {
 		t.Error("smbd runs after the error")
 	}
 }

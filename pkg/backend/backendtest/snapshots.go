@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
@@ -121,14 +122,14 @@ func same(a, b backend.Snapshot) bool {
 // notNow are the errors after which the CO repeats a call.
 var notNow = []error{backend.ErrBusy, backend.ErrUnavailable, context.Canceled, context.DeadlineExceeded}
 
-// retry repeats a call like the CO, until the error is neither in notNow nor in more, or a minute
-// is over.
+// retry repeats a call like the CO, until the error is neither in notNow nor in more, or the time of
+// the test is over.
 func retry[T any](t testing.TB, call func() (T, error), more ...error) (T, error) {
 	t.Helper()
 	again := slices.Concat(notNow, more)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for ctx := await.Context(t); ; time.Sleep(time.Millisecond) {
 		result, err := call()
-		if !slices.ContainsFunc(again, func(e error) bool { return errors.Is(err, e) }) || time.Now().After(deadline) {
+		if !slices.ContainsFunc(again, func(e error) bool { return errors.Is(err, e) }) || ctx.Err() != nil {
 			return result, err
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"io/fs"
 	"slices"
 	"testing"
-	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/links"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/mountercontract"
@@ -43,21 +43,15 @@ func (d DiskTrial) refused(call string, err, want error) {
 	}
 }
 
-// Until repeats a look until it finds something: disks and volumes appear late.
-func (d DiskTrial) Until(what string, look func() (bool, error)) {
+// Until repeats a look until it finds something: disks and volumes appear late. event names what it
+// waits for.
+func (d DiskTrial) Until(event string, look func() (bool, error)) {
 	d.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
+	await.True(d.T, event, func() bool {
 		found, err := look()
-		d.OK(what, err)
-		if found {
-			return
-		}
-		if time.Now().After(deadline) {
-			d.Fatalf("%s: nothing after a minute", what)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		d.OK(event, err)
+		return found
+	})
 }
 
 // Attach attaches a virtual disk, brings it online, and returns its number. The disk is detached
@@ -72,13 +66,13 @@ func (d DiskTrial) Attach(path string) (number uint32) {
 			}
 		}
 	})
-	d.Until("the number of the disk", func() (bool, error) {
+	d.Until("the disk has a number", func() (bool, error) {
 		info, err := d.Host.VHDX(path)
 		number = info.Number
 		return info.Attached && info.HasNumber, err
 	})
 	d.OK("rescan", d.Host.Rescan())
-	d.Until("the disk in the list", func() (bool, error) {
+	d.Until("the disk is in the list", func() (bool, error) {
 		all, err := d.Host.Disks()
 		return slices.ContainsFunc(all, func(i links.DiskInfo) bool { return i.Number == number }), err
 	})
@@ -97,7 +91,7 @@ func (d DiskTrial) online(number uint32, want bool) {
 // Volume returns the only volume of a disk, which is on that disk.
 func (d DiskTrial) Volume(number uint32) (volume string) {
 	d.Helper()
-	d.Until("the volume", func() (bool, error) {
+	d.Until("the volume appears", func() (bool, error) {
 		all, err := d.Host.Volumes(number)
 		if len(all) == 1 {
 			volume = all[0]

@@ -119,7 +119,7 @@ var diskAssumptions = []assumption{
 			d.OK("attach the copy", d.Host.AttachVHDX(second))
 			defer d.Host.DetachVHDX(second)
 			var two uint32
-			d.Until("the number of the copy", func() (bool, error) {
+			d.Until("the copy has a number", func() (bool, error) {
 				info, err := d.Host.VHDX(second)
 				two = info.Number
 				return info.HasNumber, err
@@ -143,7 +143,7 @@ var diskAssumptions = []assumption{
 		d.OK("offline", d.Host.SetOnline(number, false))
 		d.OK("detach", d.Host.DetachVHDX(image))
 		d.OK("attach", d.Host.AttachVHDX(image))
-		d.Until("the number of the disk", func() (bool, error) {
+		d.Until("the disk has a number", func() (bool, error) {
 			info, err := d.Host.VHDX(image)
 			number = info.Number
 			return info.HasNumber, err

@@ -4,6 +4,7 @@ package readytest
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 )
 
@@ -134,19 +136,14 @@ func (c *Cluster) kubelet(ctx context.Context, t *testing.T) {
 	}
 }
 
-// NoPods fails the test if there is a pod.
+// NoPods waits until there is no pod.
 func (c *Cluster) NoPods(t *testing.T) {
 	t.Helper()
-	var left *core.PodList
-	for range 100 { // the kubelet has to see that it is to go
-		var err error
-		if left, err = c.CoreV1().Pods("").List(t.Context(), meta.ListOptions{}); err != nil {
-			t.Fatal(err)
+	await.NoError(t, "no pod is left", func() error { // the kubelet has to see that it is to go
+		left, err := c.CoreV1().Pods("").List(t.Context(), meta.ListOptions{})
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d pods, such as %s", len(left.Items), left.Items[0].Name)
 		}
-		if len(left.Items) == 0 {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Errorf("%d pods are left, such as %s", len(left.Items), left.Items[0].Name)
+		return err
+	})
 }
