@@ -348,6 +348,12 @@ func slowCopy(t *testing.T) (w *world, b *Backend, v backend.Volume, finish func
 	return w, b, v, occupy(t, b.slots.copies)
 }
 
+// copyWaits waits until a copy of a volume has begun, which waits for a slot.
+func (w *world) copyWaits(b *Backend, v backend.Volume) {
+	w.Helper()
+	await.True(w.T, "the copy waits", func() bool { return b.jobs.WritesBlocked(v.ID) })
+}
+
 // impatient is the context of a caller whose deadline passes when a call begins to wait.
 type impatient struct {
 	context.Context
@@ -443,6 +449,7 @@ func TestACopyOutlivesItsCallersAndARetryJoinsIt(t *testing.T) {
 	if page, _, err := b.ListSnapshots(context.Background(), "", "", 10); err != nil || len(page) > 0 {
 		t.Errorf("listed: %v, %v", page, err)
 	}
+	w.copyWaits(b, v)
 	if _, err := b.Mount(context.Background(), v.ID, backend.Access{Block: true}); !errors.Is(err, backend.ErrBusy) {
 		t.Errorf("Mount of an image that must not be written to: %v, want ErrBusy", err)
 	}
@@ -467,7 +474,7 @@ func TestTheCopyOfAChangedImageIsDiscarded(t *testing.T) {
 	if _, err := b.Snapshot(newImpatient(), o); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	await.True(w.T, "the copy waits", func() bool { return b.jobs.WritesBlocked(v.ID) })
+	w.copyWaits(b, v)
 	w.tick(w.disk(v.ID))
 	w.write(w.disk(v.ID), 0, []byte("sneaky"))
 	finish()
@@ -486,6 +493,7 @@ func TestCloseRollsBackACopy(t *testing.T) {
 	if _, err := b.Clone(newImpatient(), v.ID, deviceOptions("c", 0)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
+	w.copyWaits(b, v)
 	again := w.restart(b)
 	if got := w.names(volumesDir); len(got) != 1 || again.catalog.Reserved() != v.Size {
 		t.Errorf("left: %v, %d bytes", got, again.catalog.Reserved())
