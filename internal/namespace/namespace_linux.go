@@ -14,8 +14,12 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// inside is set in the environment of a process that has its own namespace.
-const inside = "CAUSEWAY_IN_NAMESPACE"
+// inside is set in the environment of a process that has its own namespace: to fresh for the first
+// process there.
+const (
+	inside = "CAUSEWAY_IN_NAMESPACE"
+	fresh  = "fresh"
+)
 
 // Enter returns nil in a process with a mount namespace of its own. In any other process it runs
 // this program again with the same arguments, in a new mount namespace, and exits with the exit
@@ -30,6 +34,9 @@ func Enter() error {
 	}
 	return dropTemporaryMounts()
 }
+
+// Entered reports whether Enter or EnterAlone gave this process a mount namespace of its own.
+func Entered() bool { return os.Getenv(inside) != "" }
 
 // EnterAlone is Enter with a PID namespace as well: this program is its first process, and all
 // processes that it starts end with it. /proc shows only these processes.
@@ -52,6 +59,12 @@ func EnterAlone() error {
 // has a copy of the mount. A mount with this program or its working directory stays. In a user
 // namespace all stay, as the kernel locks them: mount_namespaces(7).
 func dropTemporaryMounts() error {
+	if os.Getenv(inside) != fresh {
+		return nil // the mounts are of the process that has started this one
+	}
+	if err := os.Setenv(inside, "1"); err != nil {
+		return err
+	}
 	program, err := os.Executable()
 	if err != nil {
 		return err
@@ -88,7 +101,7 @@ func again(flags uintptr) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Env = append(os.Environ(), inside+"="+fresh)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:   flags,

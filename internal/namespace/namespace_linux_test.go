@@ -106,8 +106,8 @@ func TestChildrenEndWithTheirProgram(t *testing.T) {
 	}
 }
 
-// mounts makes a mount in a namespace, and starts itself once more. Each run prints the mounts below
-// the temporary directory.
+// mounts makes a mount in a namespace, and starts itself in the same namespace, and in another. Each
+// run prints the mounts below the temporary directory.
 func mounts() int {
 	if err := Enter(); err != nil {
 		fmt.Println(err)
@@ -124,12 +124,14 @@ func mounts() int {
 	if len(os.Args) == 1 {
 		return 0
 	}
-	next := exec.Command(os.Args[0])
-	next.Env = append(os.Environ(), inside+"=")
-	next.Stdout, next.Stderr = os.Stdout, os.Stderr
-	if err := next.Run(); err != nil {
-		fmt.Println(err)
-		return 1
+	for _, namespace := range []string{os.Getenv(inside), ""} {
+		next := exec.Command(os.Args[0])
+		next.Env = append(os.Environ(), inside+"="+namespace)
+		next.Stdout, next.Stderr = os.Stdout, os.Stderr
+		if err := next.Run(); err != nil {
+			fmt.Println(err)
+			return 1
+		}
 	}
 	return 0
 }
@@ -149,7 +151,7 @@ func TestANamespaceHasNoMountsOfOtherTests(t *testing.T) {
 	if cmd.ProcessState.ExitCode() == noNamespace {
 		Skip(t, string(out))
 	}
-	if want := "1 mounts <nil>\n0 mounts <nil>\n"; err != nil || string(out) != want {
+	if want := "1 mounts <nil>\n1 mounts <nil>\n0 mounts <nil>\n"; err != nil || string(out) != want {
 		t.Errorf("%v, %q, want %q", err, out, want)
 	}
 }

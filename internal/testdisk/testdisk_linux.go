@@ -45,7 +45,7 @@ func (f Filesystem) Mount(t testing.TB, dir string) {
 func (f Filesystem) Image(t testing.TB) string {
 	t.Helper()
 	f.Need(t)
-	file, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	file, err := os.Create(filepath.Join(Dir(t), "disk"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,6 +54,40 @@ func (f Filesystem) Image(t testing.TB) string {
 	}
 	run(t, "mkfs."+f.Type, append(append([]string{"-q"}, f.Make...), file.Name())...)
 	return file.Name()
+}
+
+// room is the memory that must be available for a Dir in memory, in bytes. The tests of a package
+// write less than that at a time.
+const room = 6 << 30
+
+// Dir returns an empty directory for the images of a test. It is in memory where the test has a
+// mount namespace of its own, which ends with the process, and where there is room: otherwise such
+// tests wait for the disk most of the time.
+func Dir(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if !namespace.Entered() || available(t) < room {
+		return dir
+	}
+	if err := unix.Mount("none", dir, "tmpfs", 0, "mode=700"); err != nil {
+		t.Fatalf("mount a tmpfs: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+// available returns the bytes of memory that are available: MemAvailable of proc_meminfo(5).
+func available(t testing.TB) (bytes int64) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "\nMemAvailable:")
+	if _, err := fmt.Sscan(after, &bytes); err != nil {
+		t.Fatalf("MemAvailable: %v", err)
+	}
+	return bytes << 10
 }
 
 // Attach mounts an image at dir until the end of the test.

@@ -65,7 +65,7 @@ func newDisk(t *testing.T, bin string, f filesystem) *disk {
 		}
 	})
 	d.world = newWorld(t, bin)
-	d.image = filepath.Join(d.dir, "disk")
+	d.image = filepath.Join(testdisk.Dir(t), "disk")
 	if err := os.WriteFile(d.image, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

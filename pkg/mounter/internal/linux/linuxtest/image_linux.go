@@ -15,6 +15,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -22,6 +23,7 @@ import (
 func NewLoopBench(t *testing.T) *Bench {
 	t.Helper()
 	b := NewBench(t, RealMounter(t))
+	b.Storage = testdisk.Dir(t)
 	users, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
 		t.Fatal(err)
