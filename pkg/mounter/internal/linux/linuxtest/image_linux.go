@@ -23,7 +23,8 @@ import (
 func NewLoopBench(t *testing.T) *Bench {
 	t.Helper()
 	b := NewBench(t, RealMounter(t))
-	b.Storage = testdisk.Dir(t)
+	b.Storage = filepath.Join(testdisk.Dir(t), "storage")
+	Mkdir(t, b.Storage)
 	users, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
 		t.Fatal(err)
