@@ -139,6 +139,36 @@ func Unmount(t testing.TB, dir string) (err error) {
 	return err
 }
 
+// CutPower copies the image of a mounted disk to the file after: the disk after a power cut, as
+// nothing was written to its loop device during the copy. change is called in each attempt, before
+// the copy.
+func CutPower(t testing.TB, image, after string, change func()) {
+	t.Helper()
+	loops := Loops(t, image)
+	if len(loops) != 1 {
+		t.Fatalf("loop devices of %s: %v, want one", image, loops)
+	}
+	await.True(t, "nothing is written to the disk while it is copied", func() bool {
+		before, rest := written(t, loops[0])
+		change()
+		run(t, "cp", "--sparse=always", image, after)
+		now, still := written(t, loops[0])
+		return rest && still && before == now
+	})
+}
+
+// written returns how many sectors have been written to a device and discarded, and whether no
+// request is on its way.
+func written(t testing.TB, device string) (sectors [2]string, rest bool) {
+	t.Helper()
+	stat, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(device), "stat"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := strings.Fields(string(stat)) // Documentation/block/stat.rst
+	return [2]string{f[6], f[13]}, f[8] == "0"
+}
+
 // Detached waits until no loop device holds a file whose path starts with prefix.
 func Detached(t testing.TB, prefix string) {
 	t.Helper()

@@ -13,12 +13,10 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
@@ -59,13 +57,14 @@ type disk struct {
 func newDisk(t *testing.T, bin string, f filesystem) *disk {
 	t.Helper()
 	d := &disk{filesystem: f}
-	t.Cleanup(func() { // after the world's own
+	dir := testdisk.Dir(t) // until nothing is attached
+	t.Cleanup(func() {     // after the world's own
 		if d.image != "" {
 			testdisk.Detached(t, d.image)
 		}
 	})
 	d.world = newWorld(t, bin)
-	d.image = filepath.Join(testdisk.Dir(t), "disk")
+	d.image = filepath.Join(dir, "disk")
 	if err := os.WriteFile(d.image, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -108,22 +107,6 @@ func (d *disk) flush() {
 // loops returns the loop devices that hold an image of this disk.
 func (d *disk) loops() []string { return testdisk.Loops(d.T, d.image) }
 
-// written returns how many sectors have been written to the disk and discarded, and whether nothing
-// is on its way.
-func (d *disk) written() (sectors [2]string, rest bool) {
-	d.Helper()
-	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(d.root))
-	if err != nil || len(mounts) != 1 {
-		d.Fatalf("mounts of the root: %v, %v", mounts, err)
-	}
-	stat, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(mounts[0].Source), "stat"))
-	if err != nil {
-		d.Fatal(err)
-	}
-	f := strings.Fields(string(stat)) // Documentation/block/stat.rst
-	return [2]string{f[6], f[13]}, f[8] == "0"
-}
-
 // cut takes the power away, and gives it back. The driver dies if it still runs.
 func (d *disk) cut() {
 	d.Helper()
@@ -144,15 +127,11 @@ func (d *disk) cut() {
 func (d *disk) survivors() string {
 	d.Helper()
 	after := d.image + ".after"
-	await.True(d, "nothing is written to the disk while it is copied", func() bool {
-		before, rest := d.written()
+	testdisk.CutPower(d, d.image, after, func() {
 		d.tries++
 		if err := os.WriteFile(d.unsynced(), nil, 0o600); err != nil {
 			d.Fatal(err)
 		}
-		d.run("cp", d.image, after)
-		now, still := d.written()
-		return rest && still && before == now
 	})
 	return after
 }

@@ -48,6 +48,8 @@ type Config struct {
 	// Images makes and freezes the filesystems of images, and finds the mount points of volumes. It
 	// must belong to the Host that mounts the volumes.
 	Images mounter.Images
+
+	quotaLimit time.Duration // for tests; 0: quotaLimit
 }
 
 // objectCatalog is the catalog of the objects below a root. contents is its content.

@@ -26,9 +26,10 @@ func HelperTasks() []helper.Task {
 
 // executor runs tasks in helper processes.
 type executor struct {
-	helpers helper.Pool
-	limit   time.Duration // progressLimit, or less in a test
-	giveWay func()        // waits while calls run, for a while
+	helpers    helper.Pool
+	limit      time.Duration // progressLimit, or less in a test
+	quotaLimit time.Duration // quotaLimit, or more in a test
+	giveWay    func()        // waits while calls run, for a while
 }
 
 func (e *executor) close() { e.helpers.Close() }
@@ -89,7 +90,7 @@ func (e *executor) open(ctx context.Context, dir *os.File) error {
 		return err
 	}
 	defer s.Close()
-	return finish(ctx, s, quotaLimit, nil, func(json.RawMessage) error { return nil })
+	return finish(ctx, s, e.quotaLimit, nil, func(json.RawMessage) error { return nil })
 }
 
 // quotaRequest is a request of quotaTask.
@@ -134,7 +135,7 @@ func (e *executor) quota(dir *os.File, r quotaRequest, result any) error {
 		return err
 	}
 	defer s.Close()
-	return finish(context.Background(), s, quotaLimit, result, func(json.RawMessage) error { return nil })
+	return finish(context.Background(), s, e.quotaLimit, result, func(json.RawMessage) error { return nil })
 }
 
 // copyResult is the outcome of a copy.
@@ -228,7 +229,7 @@ func (e *executor) copy(ctx context.Context, task helper.Task, src, dst *os.File
 	}
 	defer s.Close()
 	var result copyResult
-	err = finish(ctx, s, max(e.limit, 2*reportEvery), &result, func(message json.RawMessage) error {
+	err = finish(ctx, s, progressLimit, &result, func(message json.RawMessage) error {
 		var r copyReport
 		if err := json.Unmarshal(message, &r); err != nil {
 			return err

@@ -22,8 +22,8 @@ func HelperTasks() []helper.Task { return nil }
 
 // executor runs tasks in this process.
 type executor struct {
-	limit   time.Duration // unused: a copy in this process cannot be given up
-	giveWay func()        // waits while calls run, for a while
+	limit, quotaLimit time.Duration // unused: a task in this process cannot be given up
+	giveWay           func()        // waits while calls run, for a while
 }
 
 func (e *executor) close() {}

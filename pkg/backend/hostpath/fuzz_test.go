@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
@@ -154,7 +154,7 @@ func soon(t *testing.T, do func()) {
 		if p := (*guard.Panic)(nil); errors.As(err, &p) {
 			t.Errorf("%v: %s", err, p.Stack)
 		}
-	case <-time.After(30 * time.Second):
+	case <-await.Context(t).Done():
 		t.Fatal("the call hangs")
 	}
 }

@@ -100,6 +100,7 @@ func TestAListingThatHangsIsReported(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs", Reflinks: true})
 	w.quotas("enable")
+	w.cfg.quotaLimit = quotaLimit
 	b := w.open()
 	v, file := w.withFile(b, "hostile", "")
 	good, _ := w.withFile(b, "good", "")
@@ -174,6 +175,7 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, xfs)
 	b := w.open()
+	b.exec.limit = time.Hour // the copies hang until the end of the test
 	var processes []*hang.Process
 	var ids []string
 	ended := make(chan error)
@@ -189,9 +191,12 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 		}()
 	}
 	await.True(w.T, "all copies hang", func() bool { return b.troubles.stalledSources() == hostile })
-	if entries := b.slots.copies.Entries(); len(entries) > 0 {
-		t.Errorf("slots are in use or waited for: %v", entries)
-	}
+	await.NoError(w.T, "the slots are free", func() error {
+		if entries := b.slots.copies.Entries(); len(entries) > 0 {
+			return fmt.Errorf("in use or waited for: %v", entries)
+		}
+		return nil
+	})
 	for _, id := range ids {
 		if reasons, _ := w.reasons(b, id); fmt.Sprint(reasons) != "[CopyStalled]" {
 			t.Errorf("the health of %s is %v", id, reasons)

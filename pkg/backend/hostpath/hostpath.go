@@ -42,6 +42,7 @@
 package hostpath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,7 +99,8 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 	}
 	b := &Backend{cfg: cfg, kinds: kinds, jobs: jobs.New(), slots: newSlots(), wake: make(chan struct{}, 1)}
-	b.exec.limit, b.exec.giveWay = progressLimit, b.traffic.giveWay
+	b.exec.limit, b.exec.quotaLimit = progressLimit, cmp.Or(cfg.quotaLimit, quotaLimit)
+	b.exec.giveWay = b.traffic.giveWay
 	b.troubles.warn = cfg.Warn
 	b.jobs.Go(func(ctx context.Context) {
 		s := b.open(ctx)

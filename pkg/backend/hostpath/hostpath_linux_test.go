@@ -210,9 +210,9 @@ func TestAReadOnlyRoot(t *testing.T) {
 	v := w.create(b, "before")
 	readOnly := func(flags uintptr) {
 		t.Helper()
-		if err := unix.Mount("none", w.cfg.Root, "", unix.MS_REMOUNT|flags, "size=4m"); err != nil {
-			t.Fatal(err)
-		}
+		await.NoError(t, "no child of this process has a file open for writing", func() error {
+			return unix.Mount("none", w.cfg.Root, "", unix.MS_REMOUNT|flags, "size=4m")
+		})
 	}
 	readOnly(unix.MS_RDONLY)
 	if ready, err := b.Probe(ctx); ready || !errors.Is(err, backend.ErrNotReady) {

@@ -307,7 +307,7 @@ func TestCloseRollsBackAPart(t *testing.T) {
 	reserved := b.catalog.Reserved()
 	for _, hook := range []*func(context.Context) error{&o.Frozen, &o.Durable} {
 		o.Frozen, o.Durable = nil, nil
-		closed := make(chan error)
+		closed := make(chan error, 1)
 		*hook = func(ctx context.Context) error {
 			go func() { closed <- b.Close() }()
 			<-ctx.Done()
@@ -317,7 +317,7 @@ func TestCloseRollsBackAPart(t *testing.T) {
 			!errors.Is(err, context.Canceled) {
 			t.Errorf("SnapshotPart = %v, want ErrUnavailable and the error of the hook", err)
 		}
-		if err := <-closed; err != nil {
+		if err := await.Receive(t, "Close returns", closed); err != nil {
 			t.Fatal(err)
 		}
 		b = w.open()

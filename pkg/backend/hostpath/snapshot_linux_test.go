@@ -348,10 +348,13 @@ func slowCopy(t *testing.T) (w *world, b *Backend, v backend.Volume, finish func
 	return w, b, v, occupy(t, b.slots.copies)
 }
 
-// copyWaits waits until a copy of a volume has begun, which waits for a slot.
+// copyWaits waits until a copy of a volume has begun, and waits for a slot.
 func (w *world) copyWaits(b *Backend, v backend.Volume) {
 	w.Helper()
-	await.True(w.T, "the copy waits", func() bool { return b.jobs.WritesBlocked(v.ID) })
+	await.True(w.T, "the copy waits for a slot", func() bool {
+		return slices.ContainsFunc(b.slots.copies.Entries(),
+			func(e fair.Entry) bool { return !e.Running && e.Volume == v.ID })
+	})
 }
 
 // impatient is the context of a caller whose deadline passes when a call begins to wait.
@@ -513,11 +516,13 @@ func TestAFailedCopyIsReportedToTheNextCaller(t *testing.T) {
 			return nil, broken
 		}}
 	})
+	give := sync.OnceFunc(func() { close(given) })
+	defer give()
 	o := backend.SnapshotOptions{Name: "n", Source: w.device(b, "v", 8*mib).ID}
 	if _, err := b.Snapshot(ctx, o); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	close(given)
+	give()
 	if _, err := b.Snapshot(context.Background(), o); !errors.Is(err, broken) {
 		t.Errorf("the next call: %v, want the error of the copy", err)
 	}
@@ -539,9 +544,10 @@ func TestASnapshotOfAFileWithALease(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-		t.Fatal(err)
-	}
+	await.NoError(t, "no child of this process has the file open", func() error {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+		return err
+	})
 	_, err = b.Snapshot(context.Background(), backend.SnapshotOptions{Name: "n", Source: v.ID})
 	if !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), `"held"`) {
 		t.Errorf("Snapshot = %v, want ErrPrecondition and the name of the file", err)
@@ -739,6 +745,8 @@ func TestASnapshotOfADeviceInUseIsOfAPointInTime(t *testing.T) {
 					}
 				}
 			})
+			stop := sync.OnceFunc(func() { close(done); writer.Wait() })
+			defer stop()
 			for i := range 10 {
 				n := w.snapshot(b, v, fmt.Sprint("n", i))
 				copied, err := os.Open(w.path(snapshotsDir, n.ID, imageFile))
@@ -754,8 +762,7 @@ func TestASnapshotOfADeviceInUseIsOfAPointInTime(t *testing.T) {
 					t.Errorf("snapshot %d has write %d but not the earlier write %d, %v", i, two, two, err)
 				}
 			}
-			close(done)
-			writer.Wait()
+			stop()
 		})
 	}
 }

@@ -2,6 +2,7 @@ package hostpath
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -10,6 +11,10 @@ func (t *traffic) idle() { t.last.Store(time.Now().Add(-time.Hour).UnixNano()) }
 
 func TestCallsThatRunAreTraffic(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, callsThatRunAreTraffic)
+}
+
+func callsThatRunAreTraffic(t *testing.T) {
 	var calls traffic
 	if calls.busy() {
 		t.Error("busy before the first call")

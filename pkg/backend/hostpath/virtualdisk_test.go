@@ -111,7 +111,9 @@ type withoutCopies struct {
 func TestVirtualDisksKeepTheContract(t *testing.T) {
 	t.Parallel()
 	backendtest.Run(t, kinds["image"], func(t *testing.T, images mounter.Images) func() backend.Backend {
-		w := newWorld(t, uses(images), withVirtualDisks)
+		w := newWorld(t, uses(images))
+		ownFilesystem(t, w) // the contract measures space
+		withVirtualDisks(&w.cfg)
 		return func() backend.Backend {
 			b := w.open()
 			return withoutCopies{b, b, b, b, b, b, b, b, b, b}

@@ -104,6 +104,9 @@ func TestKerberos(t *testing.T) {
 	if err := realm.Resume(); err != nil {
 		t.Fatal(err)
 	}
+	if err := use(b, password); err != nil { // an unused session is closed
+		t.Fatal(err)
+	}
 	realm.Kill()
 	if err := use(w.open(), password); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("there is no KDC: %v", err)

@@ -222,7 +222,11 @@ func TestAnotherProcessCopies(t *testing.T) {
 			return nil
 		}
 		go func() { ended <- c.copy(first) }()
-		<-copying
+		select {
+		case <-copying:
+		case err := <-ended:
+			t.Fatalf("%s: %v", name, err)
+		}
 		if err := c.delete(); !errors.Is(err, backend.ErrInUse) {
 			t.Errorf("%s: the deletion of the source: %v, want ErrInUse", name, err)
 		}

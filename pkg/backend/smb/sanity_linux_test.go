@@ -155,6 +155,9 @@ func (m *machine) hasNoSecrets(secrets ...string) {
 	}
 	for _, dir := range dirs {
 		if err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+			if errors.Is(err, os.ErrNotExist) { // the background empties the trash
+				return nil
+			}
 			if err == nil && e.Type().IsRegular() {
 				files = append(files, path)
 			}

@@ -232,9 +232,16 @@ func TestOnDelete(t *testing.T) {
 			}
 		}
 	}
-	if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
-		t.Error(err)
-	}
+	await.NoError(t, "the trash is empty", func() error { // the background empties it, too
+		if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
+			return err
+		}
+		trash, err := os.ReadDir(w.path(records.MetaDir, trashDir))
+		if err == nil && len(trash) > 0 {
+			err = fmt.Errorf("the trash has %v", trash)
+		}
+		return err
+	})
 	w.holds("precious", "retain0", "x", "data")
 	w.holds("precious", "retain1", "x", "data")
 	if _, err := os.Stat(w.path("delete0", "x")); !errors.Is(err, os.ErrNotExist) {
@@ -246,9 +253,6 @@ func TestOnDelete(t *testing.T) {
 			t.Fatalf("archives %v, %v", archives, err)
 		}
 		w.holds("precious", filepath.Base(archives[0]), "data")
-	}
-	if trash, err := os.ReadDir(w.path(records.MetaDir, trashDir)); err != nil || len(trash) > 0 {
-		t.Errorf("the trash has %v, %v", trash, err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -332,8 +333,10 @@ func TestFileIsCanceled(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			c := content{progress: new(Progress)}
 			w.set(&c)
+			defer cancel()
 			go func() {
-				for c.progress.Bytes() == 0 {
+				for ctx.Err() == nil && c.progress.Bytes() == 0 {
+					runtime.Gosched()
 				}
 				cancel()
 			}()

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 // acl is an ACL with an entry for user 0, who is in every namespace: rwx, user 0 r-x, group r-x,
@@ -611,15 +612,17 @@ func powerCut(t *testing.T, f filesystem, files int) {
 	top := open(t, dir, os.O_RDONLY)
 	must(t, top.Sync()) // the caller syncs the entry of dst
 	must(t, top.Close())
-	must(t, os.WriteFile(dir+"/unsynced", nil, 0o600))
 	name, err := os.ReadFile(filepath.Join(loopOf(t, dir), "loop/backing_file"))
 	must(t, err)
-	image := strings.TrimSpace(string(name))
-	run(t, "cp", image, image+".after")
-	must(t, unix.Unmount(dir, 0))
+	image, tries := strings.TrimSpace(string(name)), 0
+	testdisk.CutPower(t, image, image+".after", func() {
+		tries++
+		must(t, os.WriteFile(fmt.Sprint(dir, "/unsynced", tries), nil, 0o600))
+	})
+	must(t, testdisk.Unmount(t, dir))
 	after := t.TempDir()
 	f.onDisk().Attach(t, image+".after", after)
-	if _, err := os.Lstat(after + "/unsynced"); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(fmt.Sprint(after, "/unsynced", tries)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that was not synced still exists, so the power was not cut: %v", err)
 	}
 	equal(t, describe(t, after+"/dst"), describe(t, src))
@@ -648,13 +651,17 @@ func TestYield(t *testing.T) {
 		}
 		<-gate
 	}}
-	ended := make(chan error)
+	ended := make(chan error, 1)
 	from, to := open(t, src, os.O_RDONLY), open(t, dst, os.O_RDONLY)
 	go func() {
 		_, err := Tree(context.Background(), from, to, o)
 		ended <- err
 	}()
-	<-asked
+	select {
+	case <-asked:
+	case err := <-ended:
+		t.Fatal(err)
+	}
 	if n := o.Progress.Entries(); n > 0 {
 		t.Errorf("%d entries were copied before the first Yield returned", n)
 	}

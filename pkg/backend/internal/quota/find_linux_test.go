@@ -138,7 +138,9 @@ func TestGroupsAreAwaitedDuringARescan(t *testing.T) {
 	cancel()
 	var counting rescanArgs
 	must(t, rescanStatus.call(root, unsafe.Pointer(&counting)))
-	if _, err := Find(ctx, root); counting.running != 0 && !errors.Is(err, context.Canceled) {
+	_, err = Find(ctx, root)
+	must(t, rescanStatus.call(root, unsafe.Pointer(&counting)))
+	if counting.running != 0 && !errors.Is(err, context.Canceled) {
 		t.Errorf("Find = %v during the rescan", err)
 	}
 	start := time.Now()

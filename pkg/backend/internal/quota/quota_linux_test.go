@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 const mib = 1 << 20
@@ -340,7 +341,7 @@ func powerCut(t *testing.T, f filesystem, root *os.File) {
 	// The image has the writes of the filesystem so far: the state after a power cut.
 	image := backing(t, root)
 	copied := filepath.Join(t.TempDir(), "disk")
-	run(t, "cp", "--sparse=always", image, copied)
+	testdisk.CutPower(t, image, copied, func() {})
 	// two filesystems with the same UUID cannot be mounted at once
 	must(t, errors.Join(record.Close(), first.Close(), second.Close(), third.Close(), root.Close()))
 	must(t, unix.Unmount(root.Name(), 0))

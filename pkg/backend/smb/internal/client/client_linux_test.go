@@ -488,7 +488,11 @@ func TestASilentServer(t *testing.T) {
 	if err := b.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	s = b.open(smbtest.Share)
+	// the server answers the connections of the silence first
+	s = await.Value(b, "the server answers", func() (*Share, error) {
+		return b.pool.Open(context.Background(), b.source(smbtest.Share), b.login(), Calls)
+	})
+	defer s.Release()
 	if _, err := s.Stat(context.Background(), ""); err != nil {
 		t.Errorf("after the silence: %v", err)
 	}
