@@ -77,9 +77,16 @@ func TestHostpathKeepsTheContractWhereFilesShareBlocks(t *testing.T) {
 		for name, kind := range kinds {
 			kind.Groups = name == string(image)
 			t.Run(f.Type+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				disk := newRoot(t, f).cfg.Root // for all tests of the contract, one after another
 				backendtest.Run(t, kind, func(t *testing.T, images mounter.Images) func() backend.Backend {
-					w := newRoot(t, f)
-					uses(images)(&w.cfg)
+					root, err := os.MkdirTemp(disk, "root-")
+					if err != nil {
+						t.Fatal(err)
+					}
+					w := newWorld(t, uses(images))
+					w.cfg.Root = root
+					w.ownsFilesystem()
 					return func() backend.Backend { return w.open() }
 				})
 			})
