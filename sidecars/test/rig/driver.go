@@ -36,7 +36,7 @@ type Driver struct {
 	ended chan error
 
 	mu    sync.Mutex
-	calls []Call
+	calls []*Call
 	hook  func(ctx context.Context, c *Call) error
 	// foreign is nil for a driver of ours.
 	foreign *foreign
@@ -48,7 +48,7 @@ type Call struct {
 	Request any
 	PID     int // of the process that made it; 0 if unknown
 	Start   time.Time
-	End     time.Time // zero while it runs
+	End     time.Time // of the call, or before that of its context; zero until then
 	Err     error
 }
 
@@ -152,13 +152,13 @@ func (d *Driver) Calls(method string) []Call {
 	var of []Call
 	for _, c := range d.calls {
 		if c.Method == method {
-			of = append(of, c)
+			of = append(of, *c)
 		}
 	}
 	return of
 }
 
-// Forget forgets the calls so far. Those that still run are lost.
+// Forget forgets the calls so far, also those that still run.
 func (d *Driver) Forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -168,11 +168,18 @@ func (d *Driver) Forget() {
 func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (any, error) {
 	d.mu.Lock()
-	hook, n := d.hook, len(d.calls)
-	d.calls = append(d.calls, Call{Method: filepath.Base(info.FullMethod), Request: req, PID: callerOf(ctx),
-		Start: time.Now()})
-	call := d.calls[n]
+	hook, kept := d.hook, &Call{Method: filepath.Base(info.FullMethod), Request: req, PID: callerOf(ctx),
+		Start: time.Now()}
+	d.calls = append(d.calls, kept)
+	call := *kept
 	d.mu.Unlock()
+	defer context.AfterFunc(ctx, func() { // its caller may be followed by another before the handler is told
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if kept.End.IsZero() {
+			kept.End, kept.Err = time.Now(), ctx.Err()
+		}
+	})()
 	var answer any
 	err := error(nil)
 	if hook != nil {
@@ -185,8 +192,8 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 		answer, err = handle(ctx, req)
 	}
 	d.mu.Lock()
-	if n < len(d.calls) {
-		d.calls[n].End, d.calls[n].Err = time.Now(), err
+	if kept.Err = err; kept.End.IsZero() {
+		kept.End = time.Now()
 	}
 	d.mu.Unlock()
 	if m, ok := answer.(proto.Message); ok && err == nil {
