@@ -134,5 +134,5 @@ func TestAnAPIServerThatIsAway(t *testing.T) {
 // machine.
 func (s *scene) patiently(args ...string) *replica {
 	s.Helper()
-	return s.start(append(args, "--leader-election-lease-duration=62s", "--leader-election-renew-deadline=60s")...)
+	return s.start(append(args, "--leader-election-lease-duration=302s", "--leader-election-renew-deadline=300s")...)
 }

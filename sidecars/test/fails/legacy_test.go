@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -173,7 +174,7 @@ func TestADeadOldProvisionerIsReplaced(t *testing.T) {
 	old.send(syscall.SIGKILL)
 	<-old.Ended()
 	s.held(s.dashed(), true)
-	ours := s.start(works)
+	ours := s.start(append(slices.Clone(handsOver), works)...)
 	ours.says(`"Controller starts"`)
 	s.held(s.dashed(), false)
 	s.migrated()

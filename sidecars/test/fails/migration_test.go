@@ -66,8 +66,8 @@ const pool = 120
 // of two processes at a time are seen.
 func newMigration(t *testing.T) *migration {
 	t.Parallel()
-	m := &migration{scene: sceneWith(t, world.Plane, rig.DriverOptions{Foreign: true}), flags: quickly,
-		tick: time.Second}
+	m := &migration{scene: sceneWith(t, world.Plane, rig.DriverOptions{Foreign: true}),
+		flags: slices.Concat(quickly, handsOver), tick: time.Second}
 	if *upstreamLeases {
 		m.flags, m.tick = []string{"--leader-election", "--kube-api-qps=200", "--kube-api-burst=400"}, 2*time.Second
 	}

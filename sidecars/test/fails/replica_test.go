@@ -23,11 +23,16 @@ type replica struct {
 	url string // of its port
 }
 
-// quickly are flags with which leases change hands in seconds.
+// quickly are flags with which a lease that is given up changes hands at once. A lease whose leader
+// died lasts longer than the API server of eight scenes takes for a renewal on a busy machine.
 var quickly = []string{
-	"--leader-election", "--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s", "--leader-election-retry-period=500ms",
+	"--leader-election", "--leader-election-lease-duration=15s", "--leader-election-renew-deadline=12s", "--leader-election-retry-period=500ms",
 	"--kube-api-qps=200", "--kube-api-burst=400",
 }
+
+// handsOver are later flags for a process whose handover a test waits for: csi-sidecars holds old
+// leases for twenty times as long as its own lasts.
+var handsOver = []string{"--leader-election-lease-duration=9s", "--leader-election-renew-deadline=8s"}
 
 // works are the controllers that make, attach and grow volumes.
 const works = "--controllers=provisioner,attacher,resizer"
@@ -146,9 +151,6 @@ func (r *replica) send(signal syscall.Signal) {
 		r.s.Fatal(err)
 	}
 }
-
-// stalledAfter is the time after which a process that was told to end counts as stalled.
-const stalledAfter = 30 * time.Second
 
 // ends waits for the process's end and returns how long it took.
 func (r *replica) ends(code int) time.Duration {
