@@ -47,6 +47,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/fair":                        {nil, append([]string{"os/exec"}, logging...)},
 	"internal/flock":                       {[]string{"golang.org/x/sys"}, logging},
 	"internal/flood":                       {nil, logging},
+	"internal/freeport":                    {nil, append([]string{"os/exec"}, logging...)},
 	"internal/gobuild":                     {[]string{module + "internal/flock"}, logging},
 	"internal/guard":                       {nil, logging},
 	"internal/hang":                        {[]string{"golang.org/x/sys"}, logging},

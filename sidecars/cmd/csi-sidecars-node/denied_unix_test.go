@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/internal/unprivileged"
 )
 
@@ -135,17 +136,6 @@ func hasAll(text string, words []string) bool {
 	return true
 }
 
-// freePort is an address that no process has at the moment.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // TestAHealthyDriverOutlivesASidecarWithoutPermission: the socket, then the registration directory,
 // may not be used, and both are repaired while the program runs.
 func TestAHealthyDriverOutlivesASidecarWithoutPermission(t *testing.T) {
@@ -163,7 +153,7 @@ func TestAHealthyDriverOutlivesASidecarWithoutPermission(t *testing.T) {
 	chmod(dir, 0o755)
 	socket, registry := filepath.Join(dir, "csi.sock"), filepath.Join(dir, "registration")
 	serve(t, socket)
-	live, own := freePort(t), freePort(t)
+	live, own := freeport.Must(t), freeport.Must(t)
 	log := program(t, "--csi-address="+socket,
 		"--kubelet-registration-path=/var/lib/kubelet/plugins/csi.example.com/csi.sock",
 		"--plugin-registration-path="+registry, "--livenessprobe-health-port="+live, "--http-endpoint="+own)

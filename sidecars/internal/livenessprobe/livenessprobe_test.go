@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
@@ -224,20 +225,9 @@ func onPort(port sidecar.Address) *controller {
 	return c
 }
 
-// freePort is a port that is free at the moment.
-func freePort(t *testing.T) sidecar.Address {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return sidecar.Address(l.Addr().String())
-}
-
 func TestTheHealthPortAnswersBeforeThereIsADriver(t *testing.T) {
 	t.Parallel()
-	path, port := socketPath(t), freePort(t)
+	path, port := socketPath(t), sidecar.Address(freeport.Must(t))
 	r := probing(t, path, onPort(port))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -273,7 +263,7 @@ func TestTheHealthPortAnswersBeforeThereIsADriver(t *testing.T) {
 // 127.0.0.1:PORT, and another driver can have the same port of another address.
 func TestAHealthPortOfTheHostAlone(t *testing.T) {
 	t.Parallel()
-	path, port := socketPath(t), freePort(t)
+	path, port := socketPath(t), sidecar.Address(freeport.Must(t))
 	defer (&driver{}).serve(t, path)()
 	r := probing(t, path, onPort(port))
 	ctx, stop := context.WithCancel(t.Context())

@@ -22,6 +22,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
@@ -372,7 +373,7 @@ func TestARegistryThatComesLate(t *testing.T) {
 
 func TestTheHealthPort(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", freeport.Must(t)) // no other process takes the address when it is free again
 	if err != nil {
 		t.Fatal(err)
 	}

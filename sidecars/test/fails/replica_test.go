@@ -4,15 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"regexp"
 	"strings"
 	"syscall"
-	"testing"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
@@ -46,7 +45,7 @@ func (s *scene) start(args ...string) *replica {
 // program starts a program of this kind, whose log is shown if the test fails.
 func (s *scene) program(path string, env []string, args ...string) *replica {
 	s.Helper()
-	address := freePort(s.T)
+	address := freeport.Must(s.T)
 	p, err := rig.StartProcess(path, env, append([]string{
 		"--kubeconfig=" + s.plane.Kubeconfig(), "--csi-address=" + s.driver.Socket, "--http-endpoint=" + address,
 		"--leader-election-namespace=" + s.ns,
@@ -72,16 +71,6 @@ func shorten(log string) string {
 		return log
 	}
 	return log[:most] + "\n…\n" + log[len(log)-most:]
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // says waits for words in the log.

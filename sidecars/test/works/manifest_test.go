@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 	"github.com/causeway-csi/causeway/test/cluster/components"
 )
@@ -235,7 +236,7 @@ func podOf(t *testing.T, d *appsv1.Deployment) *corev1.Pod {
 // all probes of the pod succeed. It must end in peace with the test.
 func startPrinted(t *testing.T, driver *rig.Driver, pod *corev1.Pod) *sidecars {
 	t.Helper()
-	address, probe := must(freeAddress())(t), must(freeAddress())(t)
+	address, probe := freeport.Must(t), freeport.Must(t)
 	s := &sidecars{driver: driver, namespace: pod.Namespace, url: "http://" + address}
 	s.user = "system:serviceaccount:" + pod.Namespace + ":" + pod.Spec.ServiceAccountName
 	c := containerOf(t, pod.Spec, "csi-sidecars")
@@ -314,9 +315,9 @@ func TestThePrintedDaemonSetRegistersTheDriver(t *testing.T) {
 		hosts[m.MountPath] = pod.Volumes[slices.IndexFunc(pod.Volumes,
 			func(v corev1.Volume) bool { return v.Name == m.Name })].HostPath.Path
 	}
-	probe := must(freeAddress())(t)
+	probe := freeport.Must(t)
 	s := launch(t, setup{name: name, command: withHere(t, c.Args, map[string]string{
-		"csi-address=/csi/csi.sock": "csi-address=$SOCKET", "=/registration": "=$DIR", "=:8080": "=" + must(freeAddress())(t), "=9808": "=" + probe,
+		"csi-address=/csi/csi.sock": "csi-address=$SOCKET", "=/registration": "=$DIR", "=:8080": "=" + freeport.Must(t), "=9808": "=" + probe,
 	})})
 	conn := must(grpc.NewClient("unix://"+filepath.Join(filepath.Dir(s.driver.Socket), s.driver.Name+"-reg.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials())))(t)

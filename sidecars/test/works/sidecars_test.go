@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
@@ -120,25 +120,12 @@ func (o setup) arguments(s *sidecars) ([]string, error) {
 		}
 		return args, nil
 	}
-	address, err := freeAddress()
+	address, err := freeport.Address()
 	s.url = "http://" + address
 	return append([]string{
 		"--csi-address=" + s.driver.Socket, "--controllers=" + o.controllers, "--http-endpoint=" + address,
 		"--kube-api-qps=100", "--kube-api-burst=200", "--retry-interval-start=100ms", "--shutdown-timeout=1s", "--v=3",
 	}, o.args...), err
-}
-
-var addresses atomic.Int32
-
-// freeAddress returns a "host:port" without a listener. 127.0.0.0/8 is this machine, and no other
-// test takes the host before the process does: the ID of this process is in it.
-func freeAddress() (string, error) {
-	pid := os.Getpid()
-	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+pid>>8&0x7f, pid&0xff, 1+addresses.Add(1)))
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
 }
 
 // credentials makes the namespace and its service account, grants the rights that csi-sidecars
