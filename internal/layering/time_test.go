@@ -23,8 +23,6 @@ import (
 var realTime = map[string]string{
 	"containercopy/apiserver/server_test.go:TestACopyFromAContainer": "a server of Kubernetes ends other requests " +
 		"after a second, and has no event for that",
-	"containercopy/cmd/kubectl-copy/copy_test.go:TestAStall": "a copy that waits for a terminal, a file or a server " +
-		"has no event; the test passes at any speed",
 	"containercopy/cmd/kubectl-copy/copy_test.go:TestATerminal": "compares the interval of the progress",
 	"containercopy/stream/relay_test.go:TestLimitsOfARelay":     "the functions of the table run in a bubble",
 	"deploy/images/kep_linux_test.go:within": "this module does not contain the kit; the loop waits up to the deadline " +

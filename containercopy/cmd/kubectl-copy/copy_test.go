@@ -28,6 +28,7 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/client"
 	"github.com/causeway-csi/causeway/containercopy/stream"
 	"github.com/causeway-csi/causeway/containercopy/wire"
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // server is a kube-apiserver whose container is the far side of a copy.
@@ -170,9 +171,7 @@ type outcome struct {
 func copying(t *testing.T, in string, args ...string) outcome {
 	t.Helper()
 	var out, text bytes.Buffer
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	code := run(ctx, args, streams{strings.NewReader(in), &out, &text})
+	code := run(await.Context(t), args, streams{strings.NewReader(in), &out, &text})
 	return outcome{code, out.String(), text.String()}
 }
 
@@ -420,11 +419,24 @@ func half(s *wire.Stream) {
 	w.Write(make([]byte, 1<<20))
 }
 
-// waiting is a standard stream that waits.
-type waiting struct{ end chan struct{} }
+// waiting is a standard stream that waits, or the far side of a copy that does.
+type waiting struct {
+	end   <-chan struct{}
+	there chan struct{} // a value: it waits
+}
 
-func (w waiting) Read([]byte) (int, error)    { <-w.end; return 0, io.EOF }
-func (w waiting) Write(p []byte) (int, error) { <-w.end; return len(p), nil }
+func newWaiting(end <-chan struct{}) waiting { return waiting{end, make(chan struct{}, 1)} }
+
+func (w waiting) wait() {
+	select {
+	case w.there <- struct{}{}:
+	default:
+	}
+	<-w.end
+}
+
+func (w waiting) Read([]byte) (int, error)    { w.wait(); return 0, io.EOF }
+func (w waiting) Write(p []byte) (int, error) { w.wait(); return len(p), nil }
 
 // unfinished returns the files of unfinished copies.
 func unfinished(dir string) []string {
@@ -443,43 +455,60 @@ func TestAStall(t *testing.T) {
 	if err := os.WriteFile(large, make([]byte, 32<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	stalls := func(s *wire.Stream) { half(s); <-end }
+	stalls := func(_ waiting, s *wire.Stream) { half(s); <-end }
+	const result = "the result"
 	for name, tc := range map[string]struct {
-		serve  func(s *wire.Stream)
-		refuse func(w http.ResponseWriter)
-		args   []string
+		serve func(w waiting, s *wire.Stream) // nil: the handshake waits
+		args  []string
 	}{
-		"from":       {stalls, nil, []string{"p:/x", dir + "/x"}},
-		"to":         {func(*wire.Stream) { <-end }, nil, []string{large, "p:/x"}},
-		"output":     {stalls, nil, []string{"p:/x", "-"}},
-		"input":      {func(s *wire.Stream) { s.Await(wire.Result, nil) }, nil, []string{"-", "p:/x"}},
-		"handshake":  {nil, func(http.ResponseWriter) { <-end }, []string{"p:/x", dir + "/x"}},
-		"the result": {func(s *wire.Stream) { io.Copy(io.Discard, s.Body(nil)); <-end }, nil, []string{large, "p:/x"}},
+		"from":      {stalls, []string{"p:/x", dir + "/x"}},
+		"to":        {func(w waiting, _ *wire.Stream) { w.wait() }, []string{large, "p:/x"}},
+		"output":    {stalls, []string{"p:/x", "-"}},
+		"input":     {func(_ waiting, s *wire.Stream) { s.Await(wire.Result, nil) }, []string{"-", "p:/x"}},
+		"handshake": {nil, []string{"p:/x", dir + "/x"}},
+		result: {func(w waiting, s *wire.Stream) {
+			if _, err := io.Copy(io.Discard, s.Body(nil)); err == nil {
+				w.wait()
+			}
+		}, []string{large, "p:/x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s.set(tc.serve, tc.refuse)
-			std := waiting{end}
-			var text bytes.Buffer
-			code := run(t.Context(), append([]string{"--timeout=500ms"}, tc.args...), streams{std, std, &text})
-			unknown := map[bool]string{true: "the copy may be at its place: "}[name == "the result"]
-			if code != 1 || text.String() != "kubectl copy: "+unknown+"the copy takes longer than 500ms\n" {
-				t.Errorf("--timeout: %d, %q", code, &text)
+			begin := func() waiting {
+				w := newWaiting(end)
+				var refuse func(http.ResponseWriter)
+				if tc.serve == nil {
+					refuse = func(http.ResponseWriter) { w.wait() }
+				}
+				s.set(func(s *wire.Stream) { tc.serve(w, s) }, refuse)
+				return w
+			}
+			unknown := map[bool]string{true: "the copy may be at its place: "}[name == result]
+			for limit := time.Second; ; limit *= 2 {
+				std := begin()
+				var text bytes.Buffer
+				args := append([]string{"--timeout=" + limit.String()}, tc.args...)
+				code := run(await.Context(t), args, streams{std, std, &text})
+				over := fmt.Sprintf("the copy takes longer than %s\n", limit)
+				if name == result && code == 1 && text.String() == "kubectl copy: "+over {
+					continue // the client had not sent everything yet
+				}
+				if code != 1 || text.String() != "kubectl copy: "+unknown+over {
+					t.Errorf("--timeout: %d, %q", code, &text)
+				}
+				break
 			}
 			nothing(t, dir)
 			ctx, cancel := context.WithCancelCause(t.Context())
-			go func() {
-				defer cancel(errors.New("a signal")) // as signal.NotifyContext does
-				time.Sleep(500 * time.Millisecond)
-				for i := 0; name == "from" && len(unfinished(dir)) == 0; i++ { // else the test proves nothing
-					if i == 100 {
-						t.Error("no unfinished copy during the copy")
-						return
-					}
-					time.Sleep(100 * time.Millisecond)
-				}
-			}()
-			text.Reset()
-			if code := run(ctx, tc.args, streams{std, std, &text}); code != 1 || text.String() != "kubectl copy: "+unknown+"a signal\n" {
+			std, code := begin(), make(chan int, 1)
+			var text bytes.Buffer
+			go func() { code <- run(ctx, tc.args, streams{std, std, &text}) }()
+			if name == "from" {
+				await.True(t, "an unfinished copy is there", func() bool { return len(unfinished(dir)) > 0 })
+			} else {
+				await.Receive(t, "the copy waits", std.there)
+			}
+			cancel(errors.New("a signal")) // as signal.NotifyContext does
+			if code := <-code; code != 1 || text.String() != "kubectl copy: "+unknown+"a signal\n" {
 				t.Errorf("a signal: %d, %q", code, &text)
 			}
 			nothing(t, dir)
@@ -489,7 +518,7 @@ func TestAStall(t *testing.T) {
 		s.Send(wire.Message{Type: wire.Result, Code: wire.Aborted, Text: "the pod is deleted"})
 	}, nil)
 	var text bytes.Buffer // an error of the container does not wait for input
-	if code := run(t.Context(), []string{"-", "p:/x"}, streams{waiting{end}, io.Discard, &text}); code != 1 ||
+	if code := run(t.Context(), []string{"-", "p:/x"}, streams{newWaiting(end), io.Discard, &text}); code != 1 ||
 		text.String() != "kubectl copy: the pod is deleted\n" {
 		t.Errorf("%d, %q", code, &text)
 	}
