@@ -352,17 +352,16 @@ func TestTheThirdCopy(t *testing.T) {
 	must[*v1alpha1.CopyFromContainerResponse](w)(w.from("/etc/hostname"))
 }
 
-// stalled begins a copy to the container, and sends a part of it.
-func (w *world) stalled() (s *wire.Stream, id string) {
+// stalled begins a copy to the container, and sends a part of it. The error is the reason for which
+// the copy has ended before its worker, which is a new process, has received anything.
+func (w *world) stalled() (s *wire.Stream, id string, err error) {
 	w.Helper()
 	resp := must[*v1alpha1.CopyToContainerResponse](w)(w.to("/tmp/new"))
 	data, _ := packed(w.T, strings.Repeat("x", 1<<20))
 	s = w.open(resp.Url)
 	s.Write(data[:512<<10])
-	if _, err := s.Await(wire.Progress, nil); err != nil {
-		w.Fatal(err)
-	}
-	return s, resp.CopyId
+	_, err = s.Await(wire.Progress, nil)
+	return s, resp.CopyId, err
 }
 
 // tmp returns the names in /tmp of the container.
@@ -400,9 +399,13 @@ func TestTheEndOfACopyInTheMiddle(t *testing.T) {
 				changes = append(changes, tc.change)
 			}
 			w := newWorld(t, changes...)
-			s, id := w.stalled()
-			tc.end(w, s, id)
+			s, id, err := w.stalled()
 			var f *wire.Failure
+			limited := tc.code == wire.DeadlineExceeded // the limit may have passed before
+			if err != nil && !(limited && errors.As(err, &f)) {
+				t.Fatal(err)
+			}
+			tc.end(w, s, id)
 			for f == nil {
 				r, err := s.Receive()
 				if err != nil {
@@ -416,12 +419,13 @@ func TestTheEndOfACopyInTheMiddle(t *testing.T) {
 			if r := <-w.reports; r.Err == nil {
 				t.Errorf("the report: %+v", r)
 			}
-			if got := w.tmp(); got != "" {
-				t.Errorf("left: %s", got)
-			}
-			if got := w.slots.State(); got.Copies != 0 || got.Stuck != 0 {
-				t.Errorf("slots: %+v", got)
-			}
+			// The agent does not wait for a worker that takes long to end.
+			await.NoError(t, "nothing is left", func() error {
+				if got, left := w.tmp(), w.slots.State(); got != "" || left.Copies != 0 || left.Stuck != 0 {
+					return fmt.Errorf("left: %s, slots: %+v", got, left)
+				}
+				return nil
+			})
 		})
 	}
 }
@@ -429,7 +433,10 @@ func TestTheEndOfACopyInTheMiddle(t *testing.T) {
 // TestTheEndOfTheContainerInTheMiddle: the client gets an error, and the slot is free.
 func TestTheEndOfTheContainerInTheMiddle(t *testing.T) {
 	w := newWorld(t)
-	s, _ := w.stalled()
+	s, _, err := w.stalled()
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.pod.End()
 	var f *wire.Failure
 	if m, err := s.Await(wire.Result, nil); !errors.As(err, &f) || f.Code != wire.Unavailable {
