@@ -12,12 +12,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/causeway-csi/causeway/containercopy/archive"
 	"github.com/causeway-csi/causeway/containercopy/internal/pipe"
 	"github.com/causeway-csi/causeway/containercopy/place"
 	"github.com/causeway-csi/causeway/containercopy/wire"
+	waits "github.com/causeway-csi/causeway/internal/await"
 )
 
 func options() Options { return Options{Limits: archive.DefaultLimits(), SHA256: true} }
@@ -162,11 +162,7 @@ func TestAClientReadsDuringItsCommit(t *testing.T) {
 	source, took := filepath.Join(t.TempDir(), "s"), make(chan struct{})
 	write(t, source, "f=1")
 	commit = func(d place.Destination, s *place.Staging, top string, o place.Overwrite) (bool, error) {
-		select {
-		case <-took:
-		case <-time.After(time.Minute):
-			t.Error("the client reads nothing before the end of its commit")
-		}
+		waits.Receive(t, "the client reads before the end of its commit", took)
 		return d.Commit(s, top, o)
 	}
 	t.Cleanup(func() { commit = place.Destination.Commit })

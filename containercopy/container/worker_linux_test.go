@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +22,7 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/place"
 	"github.com/causeway-csi/causeway/containercopy/wire"
 	"github.com/causeway-csi/causeway/containercopy/worker"
+	"github.com/causeway-csi/causeway/internal/await"
 )
 
 // node is this machine. The test may not be permitted to read the namespaces of its first process.
@@ -60,12 +60,14 @@ func start(t *testing.T, c *Container, s worker.Spec) (*Worker, *wire.Stream) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if !w.Stop() {
-			t.Error("the worker does not end")
-		}
-	})
+	t.Cleanup(func() { stop(t, w) })
 	return w, wire.NewStream(w)
+}
+
+// stop ends a worker, and waits longer than Stop does.
+func stop(t *testing.T, w *Worker) {
+	t.Helper()
+	await.True(t, "the worker ends", w.Stop)
 }
 
 // copyFrom returns the entries of a copy, as "name=content".
@@ -93,7 +95,7 @@ func copyFrom(t *testing.T, c *Container, path string) (map[string]string, error
 	if _, err := s.Await(wire.Result, nil); err != nil {
 		return nil, err
 	}
-	w.Stop()
+	stop(t, w)
 	found := map[string]string{}
 	err = fs.WalkDir(root.FS(), ".", func(p string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
@@ -142,7 +144,7 @@ func copyTo(t *testing.T, c *Container, s worker.Spec, stream []byte, change ...
 	conn.Write(stream) // an error of the worker comes as its result
 	conn.Send(end)
 	m, err := conn.Await(wire.Result, nil)
-	w.Stop()
+	stop(t, w)
 	return m, err
 }
 
@@ -321,9 +323,7 @@ func stalled(t *testing.T, c *Container) *Worker {
 func TestTheEndOfAClient(t *testing.T) {
 	c, _ := startContainer(t, pod.Pod{})
 	w := stalled(t, c)
-	if !w.Stop() {
-		t.Error("the worker does not end")
-	}
+	stop(t, w)
 	if got := c.list(t, "tmp"); got != "" {
 		t.Errorf("left: %q", got)
 	}
@@ -343,20 +343,12 @@ func TestTheEndOfAContainer(t *testing.T) {
 	if !c.Ended() {
 		t.Error("Ended = false")
 	}
-	select {
-	case <-w.Ended():
-	case <-time.After(time.Minute):
-		t.Error("the worker does not end")
-	}
+	await.Receive(t, "the worker ends", w.Ended())
 	late, err := c.Start(program, worker.Spec{From: true, Path: "/"})
 	if err != nil {
 		return // its root is gone
 	}
-	select {
-	case <-late.Ended():
-	case <-time.After(time.Minute):
-		t.Error("a worker of a container that has ended does not end")
-	}
+	await.Receive(t, "a worker of a container that has ended ends", late.Ended())
 	if !late.Gone() {
 		t.Error("Gone = false")
 	}

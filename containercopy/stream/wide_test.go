@@ -56,7 +56,7 @@ func tlsPair(t *testing.T) (a, b *tls.Conn, below *counting) {
 		t.Fatal("no connection")
 	}
 	t.Cleanup(func() { a.Close(); b.Close() })
-	deadline := time.Now().Add(time.Minute)
+	deadline, _ := await.Context(t).Deadline()
 	a.SetDeadline(deadline)
 	b.SetDeadline(deadline)
 	go b.Handshake()
