@@ -205,7 +205,7 @@ type scene struct {
 
 // newScene serves the API through the filters of an API server. The user is in the header User;
 // those whose name begins with "exec" may exec.
-func newScene(t *testing.T) *scene {
+func newScene(t *testing.T, change ...func(c *server.Config)) *scene {
 	t.Helper()
 	dir := t.TempDir()
 	if _, err := peertls.Make(dir, peertls.MakeOptions{Client: "copies", Nodes: []string{"agents"}}); err != nil {
@@ -231,7 +231,9 @@ func newScene(t *testing.T) *scene {
 	c.EffectiveVersion = compatibility.NewEffectiveVersionFromString("1.0", "1.0", "1.0")
 	c.ExternalAddress, c.LoopbackClientConfig = "127.0.0.1:1", &rest.Config{}
 	Configure(c)
-	c.RequestTimeout = time.Second // of requests that are no streams
+	for _, f := range change {
+		f(c)
+	}
 	c.Authentication.Authenticator = authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		name := r.Header.Get("User")
 		return &authenticator.Response{User: &user.DefaultInfo{Name: name}}, name != "", nil
@@ -318,7 +320,7 @@ func fromPath(namespace, pod string) string { return options.URLPath(options.Fro
 // TestACopyFromAContainer: the stream passes, also after the limit of other requests; agent,
 // admission and audit see the copy, and the agent does not see the headers of the user.
 func TestACopyFromAContainer(t *testing.T) {
-	s := newScene(t)
+	s := newScene(t, func(c *server.Config) { c.RequestTimeout = time.Second }) // of requests that are no streams
 	o := options.PodCopyFromOptions{Path: "/a b", SHA256: true}
 	stream, answer, _ := s.dial(t, "exec-me", fromPath("ns", "p"), o.Values())
 	if stream == nil {
