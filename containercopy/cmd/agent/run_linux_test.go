@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/gorilla/websocket"
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,6 +31,7 @@ import (
 	"github.com/causeway-csi/causeway/containercopy/wire"
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/connlimit"
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
@@ -78,16 +78,6 @@ func serveRuntime(t *testing.T, pid int) string {
 	return path
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // logBuffer keeps a log.
 type logBuffer struct {
 	mu   sync.Mutex
@@ -114,7 +104,7 @@ func TestTheProgram(t *testing.T) {
 	if _, err := peertls.Make(certificates, peertls.MakeOptions{Client: "causeway-copy", Nodes: []string{"node-1"}}); err != nil {
 		t.Fatal(err)
 	}
-	listen, streams, metrics := freeAddress(t), freeAddress(t), freeAddress(t)
+	listen, streams, metrics := freeport.Must(t), freeport.Must(t), freeport.Must(t)
 	ctx, stop := context.WithCancel(t.Context())
 	log, code := new(logBuffer), make(chan int, 1)
 	go func() {
@@ -137,9 +127,7 @@ func TestTheProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	limited, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	resp, err := v1alpha1.NewContainerCopyClient(conn).CopyFromContainer(limited, &v1alpha1.CopyFromContainerRequest{
+	resp, err := v1alpha1.NewContainerCopyClient(conn).CopyFromContainer(await.Context(t), &v1alpha1.CopyFromContainerRequest{
 		ContainerId: ":/", Path: "/etc/hostname", Pod: &v1alpha1.Pod{Namespace: "ns", Name: "p", Uid: "u"}}, grpc.WaitForReady(true))
 	if err != nil {
 		t.Fatal(err, log)
@@ -178,19 +166,22 @@ func TestTheProgram(t *testing.T) {
 // get returns the body of a response, once the metrics have the copy.
 func get(t *testing.T, url string) (page string) {
 	t.Helper()
-	await.True(t, url+" has the copy", func() bool {
+	await.NoError(t, url+" has the copy", func() error {
 		resp, err := http.Get(url)
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		body, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		if err != nil || resp.StatusCode != http.StatusOK {
-			t.Fatal(resp.Status, err)
-		}
 		page = string(body)
-		return !strings.Contains(page, "container_copy_in_flight 1") &&
-			(!strings.HasSuffix(url, "metrics") || strings.Contains(page, "operations_total{"))
+		if err != nil || resp.StatusCode != http.StatusOK {
+			return errors.Join(fmt.Errorf("%s: %s", resp.Status, page), err)
+		}
+		if strings.Contains(page, "container_copy_in_flight 1") ||
+			strings.HasSuffix(url, "metrics") && !strings.Contains(page, "operations_total{") {
+			return errors.New("it does not")
+		}
+		return nil
 	})
 	return page
 }
