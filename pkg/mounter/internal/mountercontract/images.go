@@ -99,6 +99,19 @@ func (b *Bench) RenewUUID(m mounter.Mount) error {
 	return b.NewUUID(context.Background(), f, m.FSType, m.Sector)
 }
 
+// Answered calls until the error is not ErrNoAnswer, and returns it. A device of another test may
+// be silent during its change, and could be that of an image that is not attached.
+func Answered(t *testing.T, call func() error) (err error) {
+	t.Helper()
+	await.Happens(t, "the devices of other tests answer", func() error {
+		if err = call(); errors.Is(err, mounter.ErrNoAnswer) {
+			return err
+		}
+		return nil
+	})
+	return err
+}
+
 // TestImages tests the contract for images, which every Host has to keep, the fake too.
 func TestImages(
 	t *testing.T, newBench func(t *testing.T) *Bench, image func(b *Bench, name, fsType string) mounter.Mount,
@@ -124,12 +137,14 @@ var imageRules = []struct {
 		} {
 			for _, want := range []error{nil, errors.New("on demand")} {
 				calls := 0
-				err := b.Freeze(ctx, "", images, Eternity, func(ctx context.Context) error {
-					if _, ok := ctx.Deadline(); !ok {
-						t.Error("copyData has no deadline")
-					}
-					calls++
-					return want
+				err := Answered(t, func() error {
+					return b.Freeze(ctx, "", images, Eternity, func(ctx context.Context) error {
+						if _, ok := ctx.Deadline(); !ok {
+							t.Error("copyData has no deadline")
+						}
+						calls++
+						return want
+					})
 				})
 				if !errors.Is(err, want) || calls != 1 {
 					t.Errorf("%v: Freeze = %v, want %v; copyData was called %d times", images, err, want, calls)
@@ -170,18 +185,11 @@ var imageRules = []struct {
 				mounter.ErrThawed) {
 				t.Errorf("Freeze = %v, want ErrThawed", err)
 			}
-			// A device of another test may be silent during its change, and could be that of the
-			// image.
-			await.True(t, "the devices of other tests answer", func() bool {
-				err := b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, copyData)
-				if errors.Is(err, mounter.ErrNoAnswer) {
-					return false
-				}
-				if !errors.Is(err, want) {
-					t.Errorf("Freeze of an unused image = %v, want %v", err, want)
-				}
-				return true
-			})
+			if err := Answered(t, func() error {
+				return b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, copyData)
+			}); !errors.Is(err, want) {
+				t.Errorf("Freeze of an unused image = %v, want %v", err, want)
+			}
 		}
 		b.MustUnmount(b.Path("mounted"))
 	}},
@@ -201,21 +209,23 @@ var imageRules = []struct {
 			"Grow": func(ctx context.Context) error { return b.Grow(ctx, m, b.Path("mounted")) },
 			"Tune": func(ctx context.Context) error { return b.Tune(ctx, m) },
 			"another Freeze": func(ctx context.Context) error {
-				return b.Freeze(ctx, "", []string{idle.Source}, Eternity, nothing)
+				return Answered(t, func() error { return b.Freeze(ctx, "", []string{idle.Source}, Eternity, nothing) })
 			},
 			"a Freeze of others": func(ctx context.Context) error {
 				return b.Freeze(ctx, "", []string{m.Source}, Eternity, nothing)
 			},
 		} {
 			done := make(chan error, 1)
-			err := b.Freeze(ctx, "", []string{m.Source, idle.Source}, Eternity, func(context.Context) error {
-				short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-				defer cancel()
-				if err := call(short); !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("%s during a freeze = %v, want DeadlineExceeded", name, err)
-				}
-				go func() { done <- call(ctx) }()
-				return nil
+			err := Answered(t, func() error {
+				return b.Freeze(ctx, "", []string{m.Source, idle.Source}, Eternity, func(context.Context) error {
+					short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+					defer cancel()
+					if err := call(short); !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("%s during a freeze = %v, want DeadlineExceeded", name, err)
+					}
+					go func() { done <- call(ctx) }()
+					return nil
+				})
 			})
 			if err := errors.Join(err, <-done); err != nil {
 				t.Errorf("%s: %v", name, err)

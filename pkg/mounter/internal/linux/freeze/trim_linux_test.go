@@ -116,8 +116,11 @@ func TestTrimDoesNothingWithoutAFilesystem(t *testing.T) {
 				b.MustMount(m, path)
 				defer b.MustUnmount(path)
 			}
-			before := sizeOnDisk(t, m.Source)
-			freed, err := b.Trim(t.Context(), "", m.Source)
+			before, freed := sizeOnDisk(t, m.Source), int64(0)
+			err := linuxtest.Answered(t, func() (err error) {
+				freed, err = b.Trim(t.Context(), "", m.Source)
+				return err
+			})
 			if after := sizeOnDisk(t, m.Source); err != nil || freed != 0 || before != after {
 				t.Errorf("Trim = %d, %v; %d bytes became %d on the disk", freed, err, before, after)
 			}
@@ -259,7 +262,9 @@ func TestTrimBesideCalls(t *testing.T) {
 		defer close(ended)
 		for ctx.Err() == nil {
 			_, err := b.Trim(ctx, "", m.Source)
-			if err != nil && !errors.Is(err, mounter.ErrBusy) && ctx.Err() == nil {
+			// Between two mounts, a device of another test could be that of the image.
+			gaveWay := errors.Is(err, mounter.ErrBusy) || errors.Is(err, mounter.ErrNoAnswer)
+			if err != nil && !gaveWay && ctx.Err() == nil {
 				t.Errorf("Trim = %v", err)
 			}
 			if errors.Is(err, mounter.ErrBusy) && strings.HasPrefix(err.Error(), "trim the ") { // it had found the mount

@@ -2,6 +2,8 @@ package linuxtest
 
 import (
 	"context"
+	"maps"
+	"strings"
 	"testing"
 
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -46,6 +48,19 @@ func ContractOfImageFiles(t *testing.T, newBench func(t *testing.T) *Bench, fsTy
 
 // LinuxFSTypes are the filesystems that an Image may have on Linux.
 func LinuxFSTypes() []string { return mountercontract.LinuxFSTypes() }
+
+// Failing is that of the Host, without the images of other tests: the Host's is of the whole
+// machine.
+func (b *Bench) Failing() (map[string]mounter.Failure, error) {
+	all, err := b.Host.Failing()
+	maps.DeleteFunc(all, func(image string, _ mounter.Failure) bool {
+		return !strings.HasPrefix(image, b.Storage+"/") && !strings.HasPrefix(image, b.Kubelet+"/")
+	})
+	return all, err
+}
+
+// Answered calls until the error is not ErrNoAnswer, and returns it.
+func Answered(t *testing.T, call func() error) error { return mountercontract.Answered(t, call) }
 
 // Mkdir makes a directory, and its parents.
 func Mkdir(t *testing.T, path string) { mountercontract.MakeDir(t, path) }
