@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/linuxtest"
@@ -154,7 +155,9 @@ func TestADeadDiskShows(t *testing.T) {
 			if err != nil || len(all) != 2 || all[disk.Source].Kind != mounter.Down {
 				t.Errorf("Failing = %v, %v, want the disk and the image on it", all, err)
 			}
-			b.MustUnmount(b.Path("staging"), b.Path("disk"))
+			b.MustUnmount(b.Path("staging"))
+			testdisk.Detached(t, inner.Source) // another process may have the device open for a moment
+			b.MustUnmount(b.Path("disk"))
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/freeze"
@@ -47,7 +48,9 @@ func stalledDevice(t *testing.T) (b *linuxtest.Bench, device string, end func())
 		}
 		root.Close()
 		calls.Wait()
-		b.MustUnmount(b.Path("staging"), b.Path("outer"))
+		b.MustUnmount(b.Path("staging"))
+		testdisk.Detached(t, m.Source) // another process may have the device open for a moment
+		b.MustUnmount(b.Path("outer"))
 	})
 	t.Cleanup(end)
 	device = linuxtest.LoopOf(t, m)
@@ -189,6 +192,7 @@ func TestDeadDiskAffectsNoOtherImage(t *testing.T) {
 		if restarted { // the new process does not know the image of the device
 			b.Run(mounter.Mount{Source: device}, "losetup", "-d")
 		}
+		testdisk.Detached(t, m.Source) // another process may have the device open for a moment
 		b.MustUnmount(b.Path("disk"))
 	}
 }
