@@ -268,6 +268,9 @@ func (l *Devices) DeviceFor(b tree.Backing) (n int, ok bool, err error) {
 			continue
 		}
 		if errors.Is(err, fs.ErrNotExist) { // a missing node does not prove that the device is detached
+			if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+				continue // the device was removed meanwhile
+			}
 			return 0, false, fmt.Errorf("%w: the node's /dev must be visible to the driver", err)
 		}
 		if err != nil {
