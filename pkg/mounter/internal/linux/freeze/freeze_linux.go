@@ -64,6 +64,9 @@ const (
 	openLimit = 5 * time.Second
 	// grace is the time after the limit of a freeze in which FIFREEZE may still return.
 	grace = time.Second
+	// answerLimit is the time after the limit of a freeze in which its helper must answer. On a
+	// busy machine the helper reports a write that does not end later than after grace.
+	answerLimit = 5 * grace
 	// thawLimit bounds the time of FITHAW: the disk may not answer, and then neither does it.
 	thawLimit = 10 * time.Second
 )
@@ -300,7 +303,7 @@ func (f *freeze) prepare(ctx context.Context) (err error) {
 // begin waits until the filesystems are frozen. FIFREEZE waits for each write that has begun, so
 // it may not return: then f.hangs tells of which image, and the error is ErrThawed.
 func (f *freeze) begin(ctx context.Context, end time.Time) error {
-	wait, cancel := context.WithDeadline(ctx, end.Add(2*grace))
+	wait, cancel := context.WithDeadline(ctx, end.Add(answerLimit))
 	defer cancel()
 	state := freezeState{Hangs: -1}
 	err := f.session.Receive(wait, &state)
@@ -323,7 +326,7 @@ func (f *freeze) begin(ctx context.Context, end time.Time) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fmt.Errorf("%w: the helper process has not answered for %s", mounter.ErrThawed, f.limit+2*grace)
+	return fmt.Errorf("%w: the helper process has not answered for %s", mounter.ErrThawed, f.limit+answerLimit)
 }
 
 // hangsInWrite is the usual reason why a freeze hangs.

@@ -151,6 +151,10 @@ func TestAFreezeDoesNotOutlastItsLimit(t *testing.T) {
 	if !errors.Is(err, mounter.ErrThawed) {
 		t.Errorf("Freeze = %v, want ErrThawed", err)
 	}
+	await.True(t, "the image is no longer stalled", func() bool { // a slow write can make a short freeze hang
+		failing, err := b.Failing()
+		return err == nil && len(failing) == 0
+	})
 	w.End()
 	b.MustUnmount(b.Path("staging"))
 }
@@ -704,9 +708,10 @@ func TestADriverDiesWhileAFreezeHangs(t *testing.T) {
 				}
 			}
 			restart(b)
-			if failing, err := b.Failing(); err != nil || failing[m.Source].Kind != mounter.Stalled {
-				t.Errorf("Failing = %+v, %v, want Stalled", failing, err)
-			}
+			await.True(t, "the image is stalled", func() bool { // a start does not wait for that
+				failing, err := b.Failing()
+				return err == nil && failing[m.Source].Kind == mounter.Stalled
+			})
 			write.Release()
 			await.True(t, "the image is no longer stalled", func() bool {
 				failing, err := b.Failing()
@@ -930,10 +935,13 @@ func TestAStartThatCannotThawServesAllTheSame(t *testing.T) {
 	images[0].FSType = "no-such-filesystem"
 	record := leave(b, images...)
 	restart(b)
-	failing, err := b.Failing()
-	if f := failing[m.Source]; err != nil || f.Kind != mounter.Stalled || !strings.Contains(f.Message, record) {
-		t.Errorf("Failing = %+v, %v, want Stalled that names %s", failing, err, record)
-	}
+	await.NoError(t, "the image is stalled", func() error { // a start does not wait for that
+		failing, err := b.Failing()
+		if f := failing[m.Source]; err != nil || f.Kind != mounter.Stalled || !strings.Contains(f.Message, record) {
+			return fmt.Errorf("Failing = %+v, %w, want Stalled that names %s", failing, err, record)
+		}
+		return nil
+	})
 	images[0].FSType = "ext4"
 	leave(b, images...) // it can be reached now, though no mount of it is visible here
 	await.True(t, "the image is no longer stalled", func() bool {
