@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -35,20 +36,32 @@ func TestProgramWithoutProgressIsGivenUp(t *testing.T) {
 	m := b.Image("image", "")
 	file := filepath.Join(t.TempDir(), "pid")
 	linuxtest.UseTool(t, "mkfs.ext4", "echo $$ > "+file+"; exec sleep 1000")
-	if err := format(b, m, time.Second); !errors.Is(err, mounter.ErrStalled) || !strings.Contains(err.Error(),
-		"no progress") {
-		t.Fatalf("fillImage = %v, want ErrStalled for lack of progress", err)
-	}
-	pid, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); err == nil {
-		t.Error("the program still runs")
-	}
-	if all, err := b.Failing(); err != nil || len(all) > 0 {
-		t.Errorf("after its end the image is in the state %v, %v", all, err)
-	}
+	limit, pid := time.Second, "" // on a slow machine the limit passes before the program does anything
+	await.True(t, "the program has begun when it is given up", func() bool {
+		if err := format(b, m, limit); !errors.Is(err, mounter.ErrStalled) || !strings.Contains(err.Error(),
+			"no progress") {
+			t.Fatalf("fillImage = %v, want ErrStalled for lack of progress", err)
+		}
+		untilFree(b)
+		limit *= 2
+		text, _ := os.ReadFile(file)
+		var begun bool
+		pid, begun = strings.CutSuffix(string(text), "\n")
+		return begun
+	})
+	await.True(t, "the program has ended", func() bool {
+		_, err := os.Stat("/proc/" + pid)
+		return errors.Is(err, os.ErrNotExist)
+	})
+}
+
+// untilFree waits until no image is stalled.
+func untilFree(b *linuxtest.Bench) {
+	b.T.Helper()
+	await.True(b.T, "the image is free", func() bool {
+		all, err := b.Failing()
+		return err == nil && len(all) == 0
+	})
 }
 
 // TestProgramWithProgressIsNotGivenUp: a program may run longer than the limit while it makes
@@ -75,10 +88,26 @@ func TestUnkillableProgramMakesTheImageStalled(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := hang.Write(t, held)
-	linuxtest.UseTool(t, "mkfs.ext4", "exec cat "+held)
-	if err := format(b, m, time.Second); !errors.Is(err, mounter.ErrStalled) {
-		t.Fatalf("fillImage = %v, want ErrStalled", err)
-	}
+	file := filepath.Join(t.TempDir(), "pid")
+	linuxtest.UseTool(t, "mkfs.ext4", "echo $$ > "+file+"; exec cat "+held)
+	limit := time.Second // on a slow machine the limit passes before the program waits, and it can be killed
+	await.True(t, "the program waits for the lock when it is given up", func() (waits bool) {
+		if err := format(b, m, limit); !errors.Is(err, mounter.ErrStalled) {
+			t.Fatalf("fillImage = %v, want ErrStalled", err)
+		}
+		limit *= 2
+		await.True(t, "the program waits, or has ended", func() bool {
+			text, _ := os.ReadFile(file)
+			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			if waits = err == nil && linuxtest.WaitsIn(pid, "rwsem_down_read_slowpath"); waits {
+				return true
+			}
+			all, err := b.Failing()
+			return err == nil && len(all) == 0
+		})
+		return waits
+	})
+	b.Host.(*linux.Host).Tools.Limit = linuxtest.Eternity
 	all, err := b.Failing()
 	if err != nil || all[m.Source].Kind != mounter.Stalled || !strings.Contains(all[m.Source].Message, "mkfs.ext4") {
 		t.Errorf("the image is in the state %+v, %v, want Stalled by mkfs.ext4", all, err)
@@ -88,10 +117,7 @@ func TestUnkillableProgramMakesTheImageStalled(t *testing.T) {
 		t.Errorf("NewUUID = %v, want ErrStalled", err)
 	}
 	p.Release()
-	await.True(t, "the image is free", func() bool {
-		all, err := b.Failing()
-		return err == nil && len(all) == 0
-	})
+	untilFree(b)
 	b.MustMount(m, b.Path("staging"))
 	b.MustUnmount(b.Path("staging"))
 }
