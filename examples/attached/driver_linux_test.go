@@ -51,13 +51,18 @@ func TestMain(m *testing.M) {
 }
 
 // life returns a context for calls that are repeated until they succeed. It ends before the deadline
-// of the test binary, after which no cleanup would run.
+// of the test binary, after which no cleanup would run, and with the test, except in a cleanup: the
+// context of the test has ended by then.
 func life(t *testing.T) (context.Context, context.CancelFunc) {
+	ctx := t.Context()
+	if ctx.Err() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
 	deadline, ok := t.Deadline()
 	if !ok {
-		return context.WithCancel(t.Context())
+		return context.WithCancel(ctx)
 	}
-	return context.WithDeadline(t.Context(), deadline.Add(-time.Until(deadline)/10))
+	return context.WithDeadline(ctx, deadline.Add(-time.Until(deadline)/10))
 }
 
 // process is a driver that runs: a controller, or the driver of a node.

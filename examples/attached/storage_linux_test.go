@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +40,13 @@ func cloudDir(t *testing.T) string {
 		}
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
+		ctx, cancel := life(t)
+		defer cancel()
+		err := unix.Unmount(dir, 0)
+		for ; errors.Is(err, unix.EBUSY) && ctx.Err() == nil; err = unix.Unmount(dir, 0) {
+			time.Sleep(10 * time.Millisecond) // another process may have a disk open for a moment
+		}
+		if err != nil {
 			t.Errorf("unmount the cloud: %v", err)
 			unix.Unmount(dir, unix.MNT_DETACH)
 		}

@@ -29,6 +29,7 @@ var realTime = map[string]string{
 		"of the test",
 	"examples/attached/driver_linux_test.go": "a module that an author copies cannot import internal/await; the " +
 		"moments at which processes are killed are random",
+	"examples/attached/storage_linux_test.go:cloudDir": "a module that an author copies cannot import internal/await",
 	"pkg/backend/smb/node_linux_test.go:survivesDeath": "a server is away for 90 s of the kernel's time, which no " +
 		"event shows; the test passes at any speed",
 	"pkg/backend/smb/simulation_test.go":                        "all of the file runs in bubbles",
