@@ -9,11 +9,13 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -53,6 +55,9 @@ func (n *Node) Serve(l net.Listener, creds credentials.TransportCredentials) *gr
 	mark := metadata.Pairs(peer.AnswerKey, "1")
 	server := grpc.NewServer(grpc.Creds(creds),
 		grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(peer.WriteBuffer),
+		// That of pkg/driver: the router pings connections without a call, too.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+			MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			handler grpc.UnaryHandler) (any, error) {
 			grpc.SetTrailer(ctx, mark)
