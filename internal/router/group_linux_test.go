@@ -121,11 +121,11 @@ func TestAGroupOverNodes(t *testing.T) {
 	}
 	c.wantOnDisk(4, 3)
 
-	again, err := c.group("g", images[3], images[1], images[0], images[2])
+	again, err := c.groupAgain("g", images[3], images[1], images[0], images[2])
 	if err != nil || again.String() != made.String() {
 		t.Errorf("once more: %v, %v, want %v", again, err, made)
 	}
-	_, err = c.group("g", images[0], images[2])
+	_, err = c.groupAgain("g", images[0], images[2])
 	wantCode(t, err, codes.AlreadyExists)
 	for _, ids := range [][]string{nil, members} {
 		got, err := c.GetVolumeGroupSnapshot(ctx,
