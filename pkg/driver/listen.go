@@ -48,6 +48,11 @@ func CheckEndpoint(endpoint string, allowTCP bool) error {
 // its owner can use a Unix socket (mode 0600). Listen replaces a socket on which no process
 // answers, and returns an error if a process answers.
 func Listen(endpoint string, allowTCP bool) (net.Listener, error) {
+	return listen(endpoint, allowTCP, answerLimit)
+}
+
+// listen is Listen, which waits for an answer for limit.
+func listen(endpoint string, allowTCP bool, limit time.Duration) (net.Listener, error) {
 	if err := CheckEndpoint(endpoint, allowTCP); err != nil {
 		return nil, err
 	}
@@ -58,14 +63,15 @@ func Listen(endpoint string, allowTCP bool) (net.Listener, error) {
 	if err := makeSocketDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	if err := checkStale(path); err != nil {
+	if err := checkStale(path, limit); err != nil {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
 	return bindSocket(path)
 }
 
-// checkStale returns nil if nothing exists at path, or a socket on which no process answers.
-func checkStale(path string) error {
+// checkStale returns nil if nothing exists at path, or a socket on which no process answers before
+// limit.
+func checkStale(path string, limit time.Duration) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -76,7 +82,7 @@ func checkStale(path string) error {
 	if info.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("the existing file is not a socket (%v): remove it, or choose another endpoint", info.Mode())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	conn, err := connect(ctx, path)
 	var late net.Error

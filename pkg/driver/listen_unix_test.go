@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -68,12 +69,16 @@ func TestListenReplacesOnlySocketsWithoutAnAnswer(t *testing.T) {
 			defer old.Close()
 			old.SetUnlinkOnClose(false)
 			go tc.serve(t, old)
-			l, err := Listen("unix://"+path, false)
+			limit := answerLimit
+			if tc.live {
+				limit = time.Hour
+			}
+			l, err := listen("unix://"+path, false, limit)
 			if err == nil {
 				defer l.Close()
 			}
 			if tc.live != (err != nil && strings.Contains(err.Error(), "another process serves this endpoint")) {
-				t.Errorf("Listen = %v, want an error: %v", err, tc.live)
+				t.Errorf("listen = %v, want an error: %v", err, tc.live)
 			}
 		})
 	}
