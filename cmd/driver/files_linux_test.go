@@ -9,12 +9,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/flood"
 )
 
@@ -69,9 +69,7 @@ func (p *process) inline(id string) error {
 			return err
 		}
 		defer conn.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		return f(ctx, csi.NewNodeClient(conn))
+		return f(await.Context(p.T), csi.NewNodeClient(conn))
 	}
 	err := call(func(ctx context.Context, c csi.NodeClient) error {
 		_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{

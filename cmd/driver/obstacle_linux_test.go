@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -45,11 +45,7 @@ func mountCapability() *csi.VolumeCapability {
 	}
 }
 
-func (c *calls) deadline() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	c.Cleanup(cancel)
-	return ctx
-}
+func (c *calls) deadline() context.Context { return await.Context(c.T) }
 
 func (c *calls) create(name string, block bool) string {
 	c.Helper()

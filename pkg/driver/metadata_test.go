@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
@@ -367,13 +368,8 @@ func TestACanceledStreamEndsTheBackendCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel()
-	select {
-	case err := <-d.ended:
-		if codeOf(err) != codes.Canceled {
-			t.Errorf("the call ended with %v", err)
-		}
-	case <-time.After(20 * time.Second):
-		t.Error("the call goes on")
+	if err := await.Receive(t, "the call ends", d.ended); codeOf(err) != codes.Canceled {
+		t.Errorf("the call ended with %v", err)
 	}
 }
 
