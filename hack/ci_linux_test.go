@@ -32,7 +32,7 @@ func TestCI(t *testing.T) {
 			tree, path := t.TempDir(), t.TempDir()
 			write := func(name, content string) {
 				name = filepath.Join(tree, name)
-				if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(content), 0o755)); err != nil {
+				if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), writeProgram(name, content)); err != nil {
 					t.Fatal(err)
 				}
 			}

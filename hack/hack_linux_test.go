@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
@@ -20,10 +21,18 @@ import (
 func program(t *testing.T, dir, name, script string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+	if err := writeProgram(path, "#!/bin/sh\n"+script); err != nil {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// writeProgram writes the file of a program, while no process starts: a new process could have the
+// file open to write for a moment, and the program could not run (ETXTBSY).
+func writeProgram(path, content string) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, []byte(content), 0o755)
 }
 
 // machine returns a PATH without Go. Its curl prints its arguments and fails.
@@ -148,7 +157,7 @@ func TestDocsUsesPinnedLibraries(t *testing.T) {
 				t.Fatalf("hack/docs has %d sums", sums)
 			}
 			write := func(path, content string) {
-				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), writeProgram(path, content)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -304,7 +313,7 @@ func smallTree(t *testing.T) string {
 	}
 	for name, content := range files {
 		path := filepath.Join(tree, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), writeProgram(path, content)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -59,7 +59,7 @@ for p in gpg gpgv `+strings.Join(more, " ")+`; do >`+b.dir+`/$p; chmod 755 `+b.d
 		}
 		edited = strings.Replace(edited, old, replacement, 1)
 	}
-	if err := os.WriteFile(b.script, []byte(edited), 0o755); err != nil {
+	if err := writeProgram(b.script, edited); err != nil {
 		t.Fatal(err)
 	}
 	return b
