@@ -101,7 +101,7 @@ func TestAVolumeIsMadeWithOneAttributesClassAndChangedToAnother(t *testing.T) {
 	l := newLab(t, everything.use(t))
 	fast, archive := l.attributes("fast"), l.attributes("archive")
 	_, volume := l.bound("claim", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = &fast })
-	create := onlyCall[*csi.CreateVolumeRequest](l, "CreateVolume", volume.Name)
+	create := sameCall[*csi.CreateVolumeRequest](l, "CreateVolume", volume.Name)
 	if want := map[string]string{"tier": "fast"}; !maps.Equal(create.GetMutableParameters(), want) {
 		t.Errorf("the volume was made with %v, not %v", create.GetMutableParameters(), want)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -182,6 +183,25 @@ func onlyCall[R interface{ String() string }](l *lab, method, about string) R {
 	of := calls[R](l.s, method, about)
 	if len(of) != 1 {
 		l.Fatalf("there were %d calls %s about %s, not 1: %v", len(of), method, about, of)
+	}
+	return of[0]
+}
+
+// sameCall is the call of a method for an object, which upstream's controllers may repeat: their
+// caches may not show what they have just made or deleted.
+func sameCall[R interface {
+	proto.Message
+	String() string
+}](l *lab, method, about string) R {
+	l.Helper()
+	of := calls[R](l.s, method, about)
+	if len(of) == 0 {
+		l.Fatalf("there was no call %s about %s", method, about)
+	}
+	for _, r := range of {
+		if !proto.Equal(r, of[0]) {
+			l.Fatalf("the calls %s about %s differ: %v", method, about, of)
+		}
 	}
 	return of[0]
 }

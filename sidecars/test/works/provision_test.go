@@ -18,7 +18,7 @@ func TestAClaimGetsAVolumeAndItsVolumeGoesWithIt(t *testing.T) {
 	if volume.Name != "pvc-"+string(claim.UID) {
 		t.Errorf("the volume is called %s, for claim %s", volume.Name, claim.UID)
 	}
-	create := onlyCall[*csi.CreateVolumeRequest](l, "CreateVolume", volume.Name)
+	create := sameCall[*csi.CreateVolumeRequest](l, "CreateVolume", volume.Name)
 	checkCreate(t, create, claim, volume)
 	checkVolume(t, l, claim, volume)
 

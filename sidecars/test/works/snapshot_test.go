@@ -45,7 +45,7 @@ func TestASnapshotIsTakenRestoredAndDeleted(t *testing.T) {
 	awaitGone(t, "the snapshot", func(ctx context.Context) (*snapshotv1.VolumeSnapshot, error) {
 		return snapshots.Get(ctx, snapshot.Name, metav1.GetOptions{})
 	})
-	onlyCall[*csi.DeleteSnapshotRequest](l, "DeleteSnapshot", handle)
+	sameCall[*csi.DeleteSnapshotRequest](l, "DeleteSnapshot", handle)
 }
 
 func TestAClaimIsCloned(t *testing.T) {
@@ -92,7 +92,7 @@ func TestAGroupOfClaimsIsSnapshottedTogether(t *testing.T) {
 	if _, err := l.s.driver.Storage.GetGroup(t.Context(), stored.ID, nil, nil); err == nil {
 		t.Error("the storage still has the group")
 	}
-	onlyCall[*csi.DeleteVolumeGroupSnapshotRequest](l, "DeleteVolumeGroupSnapshot", stored.ID)
+	sameCall[*csi.DeleteVolumeGroupSnapshotRequest](l, "DeleteVolumeGroupSnapshot", stored.ID)
 }
 
 // snapshot makes a class, and a snapshot of a claim, and waits until both it and its content are

@@ -44,7 +44,7 @@ func TestTheTopologyOfAVolumeMatchesTheFlags(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, c.process.use(t), c.class)
 			_, volume := l.bound("claim", c.selected)
-			need := onlyCall[*csi.CreateVolumeRequest](l, "CreateVolume", volume.Name).GetAccessibilityRequirements()
+			need := sameCall[*csi.CreateVolumeRequest](l, "CreateVolume", volume.Name).GetAccessibilityRequirements()
 			if have := l.zonesOf(need.GetRequisite()); !slices.Equal(slices.Sorted(slices.Values(have)), c.requisite) {
 				t.Errorf("the volume was to be in one of the zones %q, not of %q", have, c.requisite)
 			}
