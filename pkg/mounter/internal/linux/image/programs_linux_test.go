@@ -99,7 +99,7 @@ func TestUnkillableProgramMakesTheImageStalled(t *testing.T) {
 		await.True(t, "the program waits, or has ended", func() bool {
 			text, _ := os.ReadFile(file)
 			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-			if waits = err == nil && linuxtest.WaitsIn(pid, "rwsem_down_read_slowpath"); waits {
+			if waits = err == nil && linuxtest.WaitsIn(pid, "xfs_ilock", "xfs_file_buffered_read"); waits {
 				return true
 			}
 			all, err := b.Failing()
