@@ -14,10 +14,10 @@ const hosts = 250
 
 var found atomic.Int32
 
-// Address returns a "host:port" without a listener. All of 127.0.0.0/8 is this machine, and the ID
-// of this process is in the host: no other process takes the port before the server does, neither
-// for a server nor for the own end of a connection. A machine with a single loopback address has no
-// such host.
+// Address returns a "host:port" without a listener. All of 127.0.0.0/8 is this machine, and 15 bits
+// of this process's ID are in the host: hardly another process takes the port before the server
+// does, neither for a server nor for the own end of a connection. Where only 127.0.0.1 can be used,
+// the host is that, and another process may be faster.
 func Address() (string, error) {
 	pid := os.Getpid()
 	host := fmt.Sprintf("127.%d.%d.%d", 1+pid>>8&0x7f, pid&0xff, 2+(found.Add(1)-1)%hosts)

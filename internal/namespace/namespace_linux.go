@@ -6,10 +6,12 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
 
 	"github.com/moby/sys/mountinfo"
 )
@@ -25,6 +27,9 @@ const (
 // this program again with the same arguments, in a new mount namespace, and exits with the exit
 // code of that run. A user other than root also gets a user namespace, with root rights inside.
 // Enter returns an error if the machine permits neither.
+//
+// In a test, Enter unmounts what other tests have mounted below the temporary directory, in the new
+// namespace only.
 //
 // Enter forwards signals that ask this process to end, and the program in the namespace may take
 // its time to clean up. From a terminal the program gets such a signal twice.
@@ -54,15 +59,19 @@ func EnterAlone() error {
 	return dropTemporaryMounts()
 }
 
-// dropTemporaryMounts unmounts, in this namespace only, what is mounted below the temporary
-// directory: a test that runs at the same time could not remove its disk as long as this program
-// has a copy of the mount. A mount with this program or its working directory stays. In a user
-// namespace all stay, as the kernel locks them: mount_namespaces(7).
+// dropTemporaryMounts unmounts in a test, and in its namespace only, what is mounted below the
+// temporary directory: another test that runs at the same time could not remove its disk as long as
+// this process has a copy of the mount. A mount with this program or its working directory stays.
+// In a user namespace all stay, as the kernel locks them: mount_namespaces(7).
 func dropTemporaryMounts() error {
 	if os.Getenv(inside) != fresh {
 		return nil // the mounts are of the process that has started this one
 	}
-	if err := os.Setenv(inside, "1"); err != nil {
+	if err := os.Setenv(inside, "1"); err != nil || !testing.Testing() {
+		return err
+	}
+	temporary, err := filepath.EvalSymlinks(os.TempDir())
+	if err != nil {
 		return err
 	}
 	program, err := os.Executable()
@@ -73,13 +82,13 @@ func dropTemporaryMounts() error {
 	if err != nil {
 		return err
 	}
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(os.TempDir()))
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(temporary))
 	if err != nil {
 		return err
 	}
 	below := func(path, mount string) bool { return strings.HasPrefix(path+"/", mount+"/") }
 	for _, m := range slices.Backward(mounts) {
-		if !below(os.TempDir(), m.Mountpoint) && !below(program, m.Mountpoint) && !below(dir, m.Mountpoint) {
+		if !below(temporary, m.Mountpoint) && !below(program, m.Mountpoint) && !below(dir, m.Mountpoint) {
 			// EINVAL: locked. ENOENT: another process has removed the directory, and so the mount.
 			if err := syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) &&
 				!errors.Is(err, syscall.ENOENT) {

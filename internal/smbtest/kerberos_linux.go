@@ -133,7 +133,7 @@ func (r *Realm) Start() error {
 		cmd.Wait() // reports the signal of Kill
 		close(ended)
 	}()
-	for {
+	for start := time.Now(); ; {
 		conn, err := net.Dial("tcp", r.address)
 		if err == nil {
 			return conn.Close()
@@ -142,6 +142,10 @@ func (r *Realm) Start() error {
 		case <-ended:
 			return fmt.Errorf("krb5kdc has ended: %s", cmd.ProcessState)
 		case <-time.After(10 * time.Millisecond):
+		}
+		if time.Since(start) > 5*time.Minute {
+			r.Kill()
+			return fmt.Errorf("krb5kdc does not answer: %w", err)
 		}
 	}
 }

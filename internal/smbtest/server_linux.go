@@ -297,9 +297,10 @@ func (s *Server) await() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	address := net.JoinHostPort(s.Address, strconv.Itoa(s.Port))
-	for limit := 5 * time.Second; ; limit += 5 * time.Second {
+	var err error
+	for limit := 5 * time.Second; limit <= time.Minute; limit += 5 * time.Second {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		err := s.logIn(ctx, address)
+		err = s.logIn(ctx, address)
 		for err != nil && ctx.Err() == nil && !s.hasEnded() { // the port is still closed
 			time.Sleep(10 * time.Millisecond)
 			err = s.logIn(ctx, address)
@@ -312,6 +313,7 @@ func (s *Server) await() error {
 			return fmt.Errorf("smbd has ended: %s", s.out.Bytes())
 		}
 	}
+	return fmt.Errorf("smbd does not answer: %w", err)
 }
 
 func (s *Server) hasEnded() bool {

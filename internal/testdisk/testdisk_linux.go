@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,38 +57,52 @@ func (f Filesystem) Image(t testing.TB) string {
 	return file.Name()
 }
 
-// room is the memory that must be available for a Dir in memory, in bytes. The tests of a package
-// write less than that at a time.
-const room = 6 << 30
+// memory is the memory that must be available for a Dir in memory, in bytes, and the most that it
+// takes. A run of all tests with six packages at a time takes 1 GB.
+const memory = 6 << 30
 
-// Dir returns an empty directory for the images of a test. It is in memory where the test has a
-// mount namespace of its own, which ends with the process, and where there is room: otherwise such
-// tests wait for the disk most of the time.
+// Dir returns an empty directory for the images of a test. It is in memory if the test has a mount
+// namespace of its own, which ends with the process, and if enough memory is available: otherwise
+// such tests wait for the disk most of the time.
 func Dir(t testing.TB) string {
 	t.Helper()
-	dir := t.TempDir()
-	if !namespace.Entered() || available(t) < room {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !namespace.Entered() || available("/") < memory {
 		return dir
 	}
-	if err := unix.Mount("none", dir, "tmpfs", 0, "mode=700"); err != nil {
+	if err := unix.Mount("none", dir, "tmpfs", 0, fmt.Sprintf("mode=700,size=%d", memory)); err != nil {
 		t.Fatalf("mount a tmpfs: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	return dir
 }
 
-// available returns the bytes of memory that are available: MemAvailable of proc_meminfo(5).
-func available(t testing.TB) (bytes int64) {
-	t.Helper()
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+// available returns the bytes of memory that this machine has available, or its control group if
+// that is less: MemAvailable of proc_meminfo(5), cgroups(7). Errors count as 0. root is that of
+// /proc and /sys.
+func available(root string) int64 {
+	text, _ := os.ReadFile(filepath.Join(root, "proc/meminfo"))
 	_, after, _ := strings.Cut(string(text), "\nMemAvailable:")
-	if _, err := fmt.Sscan(after, &bytes); err != nil {
-		t.Fatalf("MemAvailable: %v", err)
+	var kilobytes int64
+	if _, err := fmt.Sscan(after, &kilobytes); err != nil {
+		return 0
 	}
-	return bytes << 10
+	bytes := kilobytes << 10
+	for _, files := range [][2]string{{"memory.max", "memory.current"},
+		{"memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"}} {
+		var limit, used int64
+		for i, number := range []*int64{&limit, &used} {
+			text, _ := os.ReadFile(filepath.Join(root, "sys/fs/cgroup", files[i]))
+			if _, err := fmt.Sscan(string(text), number); err != nil { // none, or "max"
+				limit = math.MaxInt64
+			}
+		}
+		bytes = min(bytes, limit-used)
+	}
+	return bytes
 }
 
 // Attach mounts an image at dir until the end of the test.

@@ -19,6 +19,50 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+func TestDirIsInMemory(t *testing.T) {
+	dir := Dir(t)
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		t.Fatal(err)
+	}
+	if noNamespace == nil && available("/") >= memory && fs.Type != unix.TMPFS_MAGIC {
+		t.Errorf("the filesystem has the type %#x", fs.Type)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("entries: %v, %v", entries, err)
+	}
+}
+
+func TestAvailableMemory(t *testing.T) {
+	const machine = "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:    4194304 kB\n"
+	v1, v2 := "sys/fs/cgroup/memory/memory.", "sys/fs/cgroup/memory."
+	for name, tc := range map[string]struct {
+		files map[string]string
+		want  int64
+	}{
+		"nothing known": {nil, 0},
+		"the machine":   {map[string]string{"proc/meminfo": machine}, 4 << 30},
+		"no limit":      {map[string]string{"proc/meminfo": machine, v2 + "max": "max\n", v2 + "current": "5\n"}, 4 << 30},
+		"a limit": {map[string]string{"proc/meminfo": machine, v2 + "max": "1073741824\n", v2 + "current": "24\n"},
+			1<<30 - 24},
+		"a limit, version 1": {map[string]string{"proc/meminfo": machine, v1 + "limit_in_bytes": "1073741824\n",
+			v1 + "usage_in_bytes": "24\n"}, 1<<30 - 24},
+		"no limit, version 1": {map[string]string{"proc/meminfo": machine, v1 + "limit_in_bytes": "9223372036854771712\n",
+			v1 + "usage_in_bytes": "24\n"}, 4 << 30},
+	} {
+		root := t.TempDir()
+		for file, text := range tc.files {
+			path := filepath.Join(root, file)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := available(root); got != tc.want {
+			t.Errorf("%s: %d, want %d", name, got, tc.want)
+		}
+	}
+}
+
 // TestUnmountNamesALeak: a file or a mount that a test has left fails at once.
 func TestUnmountNamesALeak(t *testing.T) {
 	if noNamespace != nil {

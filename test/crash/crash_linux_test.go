@@ -572,9 +572,12 @@ func (l *life) step() error {
 // machine the driver, or the loop device of another test, can be late.
 func (l *life) do(s step) (err error) {
 	limits := []string{mounter.ErrNoAnswer.Error(), "no common point in time", "no progress for"}
-	await.True(l, "the step ends within the limits of the driver", func() bool {
+	await.NoError(l, "the step ends within the limits of the driver", func() error {
 		err = s.do(l, context.Background())
-		return err == nil || !slices.ContainsFunc(limits, func(l string) bool { return strings.Contains(err.Error(), l) })
+		if err != nil && slices.ContainsFunc(limits, func(l string) bool { return strings.Contains(err.Error(), l) }) {
+			return err
+		}
+		return nil
 	})
 	return err
 }

@@ -55,7 +55,7 @@ func (n *Node) Serve(l net.Listener, creds credentials.TransportCredentials) *gr
 	mark := metadata.Pairs(peer.AnswerKey, "1")
 	server := grpc.NewServer(grpc.Creds(creds),
 		grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(peer.WriteBuffer),
-		// That of pkg/driver: the router pings connections without a call, too.
+		// The policy of pkg/driver: the router pings connections without a call, too.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo,

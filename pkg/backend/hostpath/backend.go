@@ -49,7 +49,7 @@ type Config struct {
 	// must belong to the Host that mounts the volumes.
 	Images mounter.Images
 
-	quotaLimit time.Duration // for tests; 0: quotaLimit
+	quotaLimit time.Duration // for tests; 0 stands for the constant
 }
 
 // objectCatalog is the catalog of the objects below a root. contents is its content.

@@ -27,8 +27,8 @@ func HelperTasks() []helper.Task {
 // executor runs tasks in helper processes.
 type executor struct {
 	helpers    helper.Pool
-	limit      time.Duration // progressLimit, or less in a test
-	quotaLimit time.Duration // quotaLimit, or more in a test
+	limit      time.Duration // progressLimit, but in tests
+	quotaLimit time.Duration // the constant, but in tests
 	giveWay    func()        // waits while calls run, for a while
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/guard"
@@ -155,6 +156,7 @@ func soon(t *testing.T, do func()) {
 			t.Errorf("%v: %s", err, p.Stack)
 		}
 	case <-await.Context(t).Done():
+	case <-time.After(10 * time.Minute): // a fuzzer has no deadline
 		t.Fatal("the call hangs")
 	}
 }

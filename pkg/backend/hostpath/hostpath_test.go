@@ -129,7 +129,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Release:    "test",
 		Init:       true,
 		Images:     fake,
-		quotaLimit: progressLimit, // a helper starts as soon as the machine lets it
+		quotaLimit: progressLimit, // on a busy machine a helper starts late
 	}}
 	if err := os.Mkdir(w.cfg.Root, 0o700); err != nil {
 		t.Fatal(err)

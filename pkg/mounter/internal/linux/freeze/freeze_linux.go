@@ -65,7 +65,7 @@ const (
 	// grace is the time after the limit of a freeze in which FIFREEZE may still return.
 	grace = time.Second
 	// answerLimit is the time after the limit of a freeze in which its helper must answer. On a
-	// busy machine the helper reports a write that does not end later than after grace.
+	// busy machine the helper may report a write that hangs some seconds after grace.
 	answerLimit = 5 * grace
 	// thawLimit bounds the time of FITHAW: the disk may not answer, and then neither does it.
 	thawLimit = 10 * time.Second

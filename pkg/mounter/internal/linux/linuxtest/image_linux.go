@@ -23,8 +23,6 @@ import (
 func NewLoopBench(t *testing.T) *Bench {
 	t.Helper()
 	b := NewBench(t, RealMounter(t))
-	b.Storage = filepath.Join(testdisk.Dir(t), "storage")
-	Mkdir(t, b.Storage)
 	users, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
 		t.Fatal(err)
@@ -35,6 +33,8 @@ func NewLoopBench(t *testing.T) *Bench {
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		namespace.Skip(t, err)
 	}
+	b.Storage = filepath.Join(testdisk.Dir(t), "storage")
+	Mkdir(t, b.Storage)
 	t.Cleanup(func() {
 		await.True(t, "nothing is attached any more", func() bool { return len(b.Loops()) == 0 })
 	})

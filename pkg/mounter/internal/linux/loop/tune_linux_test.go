@@ -49,6 +49,7 @@ func TestDevicesAreTuned(t *testing.T) {
 	for _, fsType := range []string{"ext4", ""} {
 		t.Run(fsType, func(t *testing.T) {
 			b := linuxtest.NewLoopBench(t)
+			b.Storage = t.TempDir() // a tmpfs has no direct I/O
 			m := b.Image("image", fsType)
 			b.MustMount(m, b.Path("staging"))
 			must, standard := tuned(b) // a tmpfs or a disk may not support direct I/O
@@ -125,6 +126,7 @@ func TestDeviceWithoutDirectIOStaysBuffered(t *testing.T) {
 
 func TestTuneDuringWrites(t *testing.T) {
 	b := linuxtest.NewFreezeBench(t)
+	b.Storage = t.TempDir() // a tmpfs has no direct I/O
 	m := b.Image("image", "xfs")
 	b.MustMount(m, b.Path("staging"))
 	w := b.NewWriter(b.Path("staging", "f"))
