@@ -59,9 +59,9 @@ func EnterAlone() error {
 	return dropTemporaryMounts()
 }
 
-// dropTemporaryMounts unmounts in a test, and in its namespace only, what is mounted below the
-// temporary directory: another test that runs at the same time could not remove its disk as long as
-// this process has a copy of the mount. A mount with this program or its working directory stays.
+// dropTemporaryMounts unmounts in a test, and in its namespace only, all mounts below the temporary
+// directory: another test that runs at the same time could not remove its disk as long as this
+// process has a copy of the mount. A mount with this program or its working directory stays.
 // In a user namespace all stay, as the kernel locks them: mount_namespaces(7).
 func dropTemporaryMounts() error {
 	if os.Getenv(inside) != fresh {
@@ -88,12 +88,13 @@ func dropTemporaryMounts() error {
 	}
 	below := func(path, mount string) bool { return strings.HasPrefix(path+"/", mount+"/") }
 	for _, m := range slices.Backward(mounts) {
-		if !below(temporary, m.Mountpoint) && !below(program, m.Mountpoint) && !below(dir, m.Mountpoint) {
-			// EINVAL: locked. ENOENT: another process has removed the directory, and so the mount.
-			if err := syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) &&
-				!errors.Is(err, syscall.ENOENT) {
-				return fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
-			}
+		if below(temporary, m.Mountpoint) || below(program, m.Mountpoint) || below(dir, m.Mountpoint) {
+			continue
+		}
+		// EINVAL: locked. ENOENT: another process has removed the directory, and so the mount.
+		if err := syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) &&
+			!errors.Is(err, syscall.ENOENT) {
+			return fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
 		}
 	}
 	return nil

@@ -78,8 +78,8 @@ func TestHostpathKeepsTheContractWhereFilesShareBlocks(t *testing.T) {
 			kind.Groups = name == string(image)
 			t.Run(f.Type+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				// For all tests of the contract. What a test leaves is in use for the next: no root is a
-				// filesystem of its own.
+				// For all tests of the contract. The files that a test leaves take space from the next test:
+				// no root is a filesystem of its own.
 				disk := newRoot(t, f).cfg.Root
 				backendtest.Run(t, kind, func(t *testing.T, images mounter.Images) func() backend.Backend {
 					root, err := os.MkdirTemp(disk, "root-")

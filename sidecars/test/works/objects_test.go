@@ -188,7 +188,7 @@ func onlyCall[R interface{ String() string }](l *lab, method, about string) R {
 }
 
 // sameCall is the call of a method for an object, which upstream's controllers may repeat: their
-// caches may not show what they have just made or deleted.
+// caches may not show the latest changes.
 func sameCall[R interface {
 	proto.Message
 	String() string

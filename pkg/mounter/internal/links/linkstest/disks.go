@@ -43,8 +43,8 @@ func (d DiskTrial) refused(call string, err, want error) {
 	}
 }
 
-// Until repeats a look until it finds something: disks and volumes appear late. event names what it
-// waits for.
+// Until repeats a look until it finds something: disks and volumes appear late. event names the
+// awaited event.
 func (d DiskTrial) Until(event string, look func() (bool, error)) {
 	d.Helper()
 	await.True(d.T, event, func() bool {
