@@ -56,7 +56,7 @@ type fakeDriver struct {
 	twice     bool  // a list has each volume twice, first as it was before
 	away      bool
 	instead   *csi.ControllerGetVolumeHealthResponse // answered for every volume
-	hang      bool                                   // a volume that is well answers when its caller has lost patience
+	hang      bool                                   // there is no answer for a volume that is well
 	silent    bool                                   // no call is answered
 	answersAs *string                                // the volume ID in all answers of ControllerGetVolume
 	// of CSI v1.12: the unknown fields of each VolumeStatus, by volume ID
@@ -65,18 +65,28 @@ type fakeDriver struct {
 	gets     int
 }
 
-// awaitCaller waits until the caller of a silent driver has lost patience.
-func (d *fakeDriver) awaitCaller(ctx context.Context) {
+// awaitCaller returns nil, or the end of ctx if the driver is silent: awaitEnd.
+func (d *fakeDriver) awaitCaller(ctx context.Context) error {
 	d.mu.Lock()
 	silent := d.silent
 	d.mu.Unlock()
 	if silent {
-		<-ctx.Done()
+		return awaitEnd(ctx)
 	}
+	return nil
+}
+
+// awaitEnd waits until the caller has lost patience. An answer then could reach a caller whose own
+// timer has not fired yet, at the same moment.
+func awaitEnd(ctx context.Context) error {
+	<-ctx.Done()
+	return status.FromContextError(ctx.Err()).Err()
 }
 
 func (d *fakeDriver) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	d.awaitCaller(ctx)
+	if err := d.awaitCaller(ctx); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.away {
@@ -87,14 +97,16 @@ func (d *fakeDriver) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.Probe
 
 func (d *fakeDriver) ControllerGetVolumeHealth(ctx context.Context,
 	req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
-	d.awaitCaller(ctx)
+	if err := d.awaitCaller(ctx); err != nil {
+		return nil, err
+	}
 	id := req.GetVolumeId()
 	d.mu.Lock()
 	d.gets++
 	hang := d.hang && len(d.volumes[id]) == 0
 	d.mu.Unlock()
 	if hang {
-		<-ctx.Done()
+		return nil, awaitEnd(ctx)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,7 +128,9 @@ func (d *fakeDriver) ControllerGetVolumeHealth(ctx context.Context,
 // ControllerListVolumeHealth has the number of volumes before the page for a token.
 func (d *fakeDriver) ControllerListVolumeHealth(ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	d.awaitCaller(ctx)
+	if err := d.awaitCaller(ctx); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lists++
