@@ -212,6 +212,21 @@ func TestDirectoriesOfVolumesDoNotOverlap(t *testing.T) {
 	w.create(b, w.claimed("sibling", subDirKey, "teams/one-and-two"))
 }
 
+// emptyTrash empties the trash of the share, as the background does at the same time.
+func (w *world) emptyTrash(b *Backend) {
+	w.Helper()
+	await.NoError(w, "the trash is empty", func() error {
+		if err := b.emptyTrashNow(context.Background(), w.parsed(), nil); err != nil {
+			return err
+		}
+		trash, err := os.ReadDir(w.path(records.MetaDir, trashDir))
+		if err == nil && len(trash) > 0 {
+			err = fmt.Errorf("the trash has %v", trash)
+		}
+		return err
+	})
+}
+
 func TestOnDelete(t *testing.T) {
 	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
@@ -232,16 +247,7 @@ func TestOnDelete(t *testing.T) {
 			}
 		}
 	}
-	await.NoError(t, "the trash is empty", func() error { // the background empties it, too
-		if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
-			return err
-		}
-		trash, err := os.ReadDir(w.path(records.MetaDir, trashDir))
-		if err == nil && len(trash) > 0 {
-			err = fmt.Errorf("the trash has %v", trash)
-		}
-		return err
-	})
+	w.emptyTrash(b)
 	w.holds("precious", "retain0", "x", "data")
 	w.holds("precious", "retain1", "x", "data")
 	if _, err := os.Stat(w.path("delete0", "x")); !errors.Is(err, os.ErrNotExist) {
@@ -510,16 +516,7 @@ func TestAnOpenFileDoesNotStopTheTrash(t *testing.T) {
 	b.pool.Before = before
 	w.create(b, w.claimed("pvc-2"))
 	deleteUntil(t, b, w.create(b, w.claimed("pvc-3")).ID)
-	await.NoError(t, "the trash is empty", func() error {
-		if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
-			return err
-		}
-		trash, err := os.ReadDir(w.path(records.MetaDir, trashDir))
-		if err == nil && len(trash) > 0 {
-			err = fmt.Errorf("the trash has %v", trash)
-		}
-		return err
-	})
+	w.emptyTrash(b)
 }
 
 // TestLinksOfTheServerAreNotFollowed: a local user of the server makes links that lead out of a
