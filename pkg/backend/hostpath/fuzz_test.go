@@ -156,6 +156,7 @@ func soon(t *testing.T, do func()) {
 			t.Errorf("%v: %s", err, p.Stack)
 		}
 	case <-await.Context(t).Done():
+		t.Fatal("the call hangs")
 	case <-time.After(10 * time.Minute): // a fuzzer has no deadline
 		t.Fatal("the call hangs")
 	}

@@ -162,7 +162,7 @@ func TestLeasesHaveOneBudget(t *testing.T) {
 }
 
 func TestLeasesThatAreReleased(t *testing.T) {
-	src := plantLeases(t, "release", 10) // far less than leaseBudget
+	src := plantLeases(t, "release", 10) // few: on a busy machine their waits must not exceed leaseBudget
 	_, err := copyTree(context.Background(), t, src, src+".copy", ways[0])
 	must(t, err)
 	equal(t, describe(t, src+".copy"), describe(t, src))
