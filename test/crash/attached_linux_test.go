@@ -409,7 +409,7 @@ func TestAFormatOutlivesDeathsAndPowerCuts(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
 			f.need(t)
-			for _, c := range part(t, accidents("mount", "mkfs."+f.name), 6) {
+			for _, c := range part(t, accidents("mount", "mkfs."+f.name), 10) {
 				t.Run(c.String(), func(t *testing.T) {
 					t.Parallel()
 					c.inFormat(newAttachment(t, bin, f.name))
@@ -472,7 +472,7 @@ func TestAGrowthOutlivesDeathsAndPowerCuts(t *testing.T) {
 						c.point == "device:grown"
 				})
 			}
-			for _, c := range part(t, all, 6) {
+			for _, c := range part(t, all, 10) {
 				t.Run(c.String(), func(t *testing.T) {
 					t.Parallel()
 					c.inGrowth(newAttachment(t, bin, f.name))

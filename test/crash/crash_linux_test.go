@@ -824,7 +824,7 @@ func part[T any](t *testing.T, tries []T, one int) []T {
 func TestDeathAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	bin := driver(t)
-	for _, d := range part(t, deaths(t), 6) {
+	for _, d := range part(t, deaths(t), 10) {
 		point := d.point
 		t.Run(fmt.Sprint(d, " of a ", d.kind), func(t *testing.T) {
 			t.Parallel()

@@ -69,7 +69,7 @@ func TestPartsOfGroupsOutliveTheirMaker(t *testing.T) {
 			t.Run(f.name+", "+end, func(t *testing.T) {
 				t.Parallel()
 				f.need(t)
-				for _, point := range part(t, partDeaths(t), 6) {
+				for _, point := range part(t, partDeaths(t), 10) {
 					t.Run(point, func(t *testing.T) {
 						t.Parallel()
 						d := newDisk(t, "", f)

@@ -364,7 +364,7 @@ func TestPowerCut(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
 			f.need(t)
-			for _, o := range part(t, outages(t, f), 6) {
+			for _, o := range part(t, outages(t, f), 10) {
 				t.Run(o.name, func(t *testing.T) {
 					t.Parallel()
 					o.test(t, bin, f)

@@ -350,7 +350,7 @@ func TestTreeUnderAttack(t *testing.T) {
 	stops := []func(){swap(src+"/a/victim", src+"/link"), swap(src+"/a/file", src+"/file link"),
 		swap(src+"/a/file", src+"/fifo")}
 	whole := 0
-	for i := range 150 {
+	for i := range 50 {
 		dst := fmt.Sprint(dir, "/dst", i)
 		if _, err := copyTree(context.Background(), t, src, dst, ways[0]); err != nil {
 			t.Fatal(err)

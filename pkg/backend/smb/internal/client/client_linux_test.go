@@ -352,7 +352,7 @@ func TestTreesAreCopiedAndRemoved(t *testing.T) {
 // TestExclusiveOperations: markers depend on it.
 func TestExclusiveOperations(t *testing.T) {
 	b := serve(t)
-	for round := range 20 {
+	for round := range 8 {
 		for name, operation := range map[string]func(s *Share, path string) error{
 			"Mkdir":  func(s *Share, path string) error { return s.Mkdir(context.Background(), path) },
 			"Create": func(s *Share, path string) error { return s.Create(context.Background(), path, []byte("x")) },

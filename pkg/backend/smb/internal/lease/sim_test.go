@@ -328,7 +328,7 @@ func (u unfenced) Remove(ctx context.Context, path string) error {
 // TestTheSimulationFindsLateRemovals: a removal that may arrive after the end of the lease frees
 // the head of a chain that another process has succeeded.
 func TestTheSimulationFindsLateRemovals(t *testing.T) {
-	const known, more = 1053, 10000 // the first schedule that found the defect, and others in case that it has changed
+	const known, more = 1511, 10000 // the first schedule that found the defect, and others in case that it has changed
 	for seed := uint64(known); seed < known+more; seed += 2 {
 		s := simulate(t, seed, func(s Share) Share { return unfenced{s} })
 		if len(s.failures) > 0 {
