@@ -818,7 +818,7 @@ func part[T any](t *testing.T, tries []T, one int) []T {
 	t.Logf("one of %d, by the seed %d; all with %s=1", one, seed, all)
 	random := rand.New(rand.NewPCG(seed, 0))
 	random.Shuffle(len(tries), func(i, j int) { tries[i], tries[j] = tries[j], tries[i] })
-	return tries[:len(tries)/one]
+	return tries[:max(1, len(tries)/one)]
 }
 
 func TestDeathAtEveryPoint(t *testing.T) {
