@@ -130,7 +130,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/smb/internal/lease":        {[]string{module + "pkg/backend", module + "pkg/backend/smb/internal/client"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/smb/internal/records":      {[]string{module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/smb/internal/sharesim":     {[]string{module + "pkg/backend", module + "pkg/backend/smb/internal/client"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/smb/internal/client": {[]string{"github.com/cloudsoda/go-smb2", "github.com/jcmturner/gokrb5/v8", "golang.org/x/sync",
+	"pkg/backend/smb/internal/client": {[]string{"github.com/cloudsoda/go-smb2", "github.com/jcmturner/gokrb5/v8", "golang.org/x/text",
 		module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/joberrors": {[]string{module + "pkg/backend", module + "pkg/backend/internal/jobs"},
 		append([]string{"os/exec"}, logging...)},

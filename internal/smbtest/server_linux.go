@@ -30,6 +30,11 @@ const (
 	Encrypted = "encrypted" // rejects connections without encryption
 	ReadOnly  = "readonly"
 	Denied    = "denied" // not for Server.User
+
+	// CaseSensitive is for reading and writing, as shares for clients of Linux are.
+	CaseSensitive = "casesensitive"
+	// Unmangled is for reading and writing, and lists each file under its own name.
+	Unmangled = "unmangled"
 )
 
 // The login of a Server at its start.
@@ -126,7 +131,7 @@ func prepare(dir, address string, realm *Realm) (*Server, error) {
 			return nil, err
 		}
 	}
-	for _, name := range []string{Share, Encrypted, ReadOnly, Denied} {
+	for _, name := range []string{Share, Encrypted, ReadOnly, Denied, CaseSensitive, Unmangled} {
 		path := filepath.Join(s.Dir, name)
 		if err := errors.Join(os.Mkdir(path, 0o777), os.Chmod(path, 0o777)); err != nil {
 			return nil, err
@@ -197,10 +202,12 @@ gensec:require_pac = no
 	}
 	for name, more := range map[string]string{
 		// A test writes files of its own user into the share, as pods with other clients do.
-		Share:     "read only = no\nadmin users = " + unix,
-		Encrypted: "read only = no\nsmb encrypt = required",
-		ReadOnly:  "read only = yes",
-		Denied:    "read only = no\nvalid users = nobody",
+		Share:         "read only = no\nadmin users = " + unix,
+		Encrypted:     "read only = no\nsmb encrypt = required",
+		ReadOnly:      "read only = yes",
+		Denied:        "read only = no\nvalid users = nobody",
+		CaseSensitive: "read only = no\ncase sensitive = yes\nadmin users = " + unix,
+		Unmangled:     "read only = no\nmangled names = no\nadmin users = " + unix,
 	} {
 		fmt.Fprintf(&c, "[%s]\npath = %s\n%s\n", name, filepath.Join(s.Dir, name), more)
 	}

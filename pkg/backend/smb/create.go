@@ -162,7 +162,11 @@ func (b *Backend) copyTo(ctx context.Context, s *store, v *records.Volume, from 
 			return err
 		}
 		defer leave()
-		return s.makeVolume(ctx, v, o, &copying{from: from, source: src, job: job})
+		err = s.makeVolume(ctx, v, o, &copying{from: from, source: src, job: job})
+		if err != nil { // a failed copy is in the trash
+			b.emptyTrash(v.Source, o.Secrets)
+		}
+		return err
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -155,9 +156,6 @@ func checkSubDir(subDir string) error {
 // device matches the names that Windows reserves for devices, with any extension.
 var device = regexp.MustCompile(`(?i)^(con|prn|aux|nul|conin\$|conout\$|(com|lpt)([0-9¹²³]))( *\..*)?$`)
 
-// shortName matches names of the form that Windows gives further names of files.
-var shortName = regexp.MustCompile(`^[^.]{1,6}~[0-9]{1,6}(\..{0,3})?$`)
-
 // checkName returns an error for a name that a directory of a volume must not have: one that
 // Windows refuses, or the name of the records.
 func checkName(name string) error {
@@ -167,7 +165,7 @@ func checkName(name string) error {
 	switch {
 	case device.MatchString(name):
 		return fmt.Errorf("%.64q is the name of a device on Windows", name)
-	case shortName.MatchString(name):
+	case client.IsShortName(name):
 		return fmt.Errorf("%.64q has the form of a short name of Windows, and may name another file", name)
 	case records.Fold(name) == records.MetaDir:
 		return fmt.Errorf("the name %s is reserved", records.MetaDir)

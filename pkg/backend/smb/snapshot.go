@@ -59,7 +59,11 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 				return err
 			}
 			defer leave()
-			return s.takeSnapshot(ctx, n, volume, job)
+			err = s.takeSnapshot(ctx, n, volume, job)
+			if err != nil { // a failed copy is in the trash
+				b.emptyTrash(volume.Source, o.Secrets)
+			}
+			return err
 		})
 	if err != nil {
 		return backend.Snapshot{}, joberrors.Classify(err)

@@ -22,6 +22,7 @@ const (
 	statusDeletePending    = 0xC0000056
 	statusNotADirectory    = 0xC0000103
 	statusNoSuchFile       = 0xC000000F
+	statusInvalidParameter = 0xC000000D
 )
 
 // ErrShared reports a file that another client has open in a way that prevents the operation.
@@ -140,9 +141,14 @@ func isStatus(err error, status uint32) bool {
 
 // Retry repeats an operation on a file that another process has open for a moment.
 func Retry(ctx context.Context, operation func() error) error {
+	return retry(ctx, func(err error) bool { return errors.Is(err, ErrShared) }, operation)
+}
+
+// retry repeats an operation for some seconds while it fails with such an error.
+func retry(ctx context.Context, again func(error) bool, operation func() error) error {
 	for i := 0; ; i++ {
 		err := operation()
-		if i == 20 || !errors.Is(err, ErrShared) {
+		if i == 20 || !again(err) {
 			return err
 		}
 		select {

@@ -1,12 +1,15 @@
 // Package client is a client of SMB servers in user space: a pool of sessions, and operations on
 // the directories and files of a share. It wraps github.com/cloudsoda/go-smb2 and guards against
-// four of its defects (version of 18 September 2026):
+// five of its defects (version of 18 September 2026):
 //   - Its copy on the server cuts files at 16 MiB without an error. Share.CopyFile uses it for
 //     smaller files only, and compares the size.
 //   - After the end of a context, its next request overwrites a message that may not be sent yet.
 //     The library gets contexts that end only when the connection is closed, by session.until.
 //   - A server, or an attacker in its place, can turn off signatures: it answers the log in of a
 //     user with the flag of a guest. wire.Write then ends the session.
+//   - File.Stat and Readdir need 16 credits, and send a request that the server rejects if the
+//     session has fewer: files.size does without, a list is repeated, and a session asks for
+//     maxCredits.
 //   - A name with "..", or an empty name, leads out of the directory. Each operation checks its
 //     path.
 package client
@@ -436,6 +439,10 @@ func (p *Pool) dial(ctx context.Context, s *session, login Login) error {
 	return fmt.Errorf("%w: the server does not support SMB 3: %w", backend.ErrPrecondition, err)
 }
 
+// maxCredits is the number of credits that a session asks for: a read, a write and a list need 16 of
+// them, and the copies of the jobs have 32 files open. The library asks for 128 by itself.
+const maxCredits = 1024
+
 // logIn connects s and logs in with this dialect.
 func (s *session) logIn(ctx context.Context, login Login, dialect uint16) error {
 	initiator, end, err := login.initiator(ctx, s.key.server)
@@ -450,7 +457,7 @@ func (s *session) logIn(ctx context.Context, login Login, dialect uint16) error 
 	// A guest has no key for signatures. The library checks the first answer of the server only,
 	// and neither signs nor verifies messages if the last answer makes the user a guest.
 	conn := &wire{Conn: tcp, signed: !login.Guest}
-	d := smb2.Dialer{Initiator: initiator}
+	d := smb2.Dialer{Initiator: initiator, MaxCreditBalance: maxCredits}
 	d.Negotiator.RequireMessageSigning, d.Negotiator.SpecifiedDialect = !login.Guest, dialect
 	session, err := d.DialConn(ctx, conn, s.key.server)
 	if err == nil && d.Negotiator.SpecifiedDialect != dialect { // the library accepts the offer of SMB 2.1

@@ -235,12 +235,14 @@ func (s *Share) List(ctx context.Context, path string, each func(Entry) error) e
 	defer files.close(ctx, dir)
 	for {
 		var entries []fs.FileInfo
-		err := files.do(ctx, "list", path, requestLimit, func() (err error) {
-			entries, err = dir.Readdir(batch)
-			if errors.Is(err, io.EOF) {
-				err = nil
-			}
-			return err
+		err := retry(ctx, lacksCredits, func() error {
+			return files.do(ctx, "list", path, requestLimit, func() (err error) {
+				entries, err = dir.Readdir(batch)
+				if errors.Is(err, io.EOF) {
+					err = nil
+				}
+				return err
+			})
 		})
 		if err != nil || len(entries) == 0 {
 			return err
@@ -252,6 +254,9 @@ func (s *Share) List(ctx context.Context, path string, each func(Entry) error) e
 		}
 	}
 }
+
+// lacksCredits reports the answer to a request for which the session had too few credits: see size.
+func lacksCredits(err error) bool { return isStatus(err, statusInvalidParameter) }
 
 // Create makes a file with this content. Among several callers exactly one succeeds; the others get
 // fs.ErrExist. The content is durable. A file that could not be written is removed, if the server

@@ -1,20 +1,22 @@
 package client
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"sync"
 	"sync/atomic"
-
-	smb2 "github.com/cloudsoda/go-smb2"
-	"golang.org/x/sync/errgroup"
+	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	smb2 "github.com/cloudsoda/go-smb2"
 )
 
 const (
@@ -22,8 +24,14 @@ const (
 	// larger file, returns its full size and no error.
 	serverCopy = 16 << 20
 	chunk      = 1 << 20 // bytes of a read or write
-	atOnce     = 8       // files of a directory that are copied or removed at the same time
-	maxDepth   = 512     // of directories in a tree
+	atOnce     = 8       // files of a tree that are copied or removed at the same time
+	maxDepth   = 512     // of directories in a tree that is copied
+	rounds     = 3       // of attempts to copy an entry that the server lists, and does not find
+
+	// maxBelow is the length in bytes of a path below a directory that is removed. A deeper
+	// directory is moved first: a server rejects long paths, and its filesystem can have them.
+	// Samba: PATH_MAX of the server, 4096 bytes.
+	maxBelow = 1024
 
 	// flushEvery is the number of bytes after which the copy of a large file is flushed. The page
 	// cache of a server can hold more bytes than its disk writes within flushLimit. A multiple of
@@ -34,17 +42,18 @@ const (
 // Progress counts the work of CopyTree.
 type Progress struct{ Files, Bytes atomic.Int64 }
 
-// CopyFile copies a file to a new file, with its time of modification, and makes it durable.
-// Errors: fs.ErrExist if the new file exists; backend.ErrPrecondition if the file became shorter
-// during the copy.
-func (s *Share) CopyFile(ctx context.Context, from, to string, p *Progress) error {
-	if err := s.copyFile(ctx, from, to, p); err != nil {
+// CopyFile copies a file to a new file, sets its time of modification, and makes it durable.
+// Errors: fs.ErrNotExist if the file does not exist; fs.ErrExist if the new file exists;
+// backend.ErrPrecondition if the file became shorter during the copy; backend.ErrUnavailable if
+// the new file, or its directory, was removed.
+func (s *Share) CopyFile(ctx context.Context, from, to string, modified time.Time, p *Progress) error {
+	if err := s.copyFile(ctx, from, to, modified, p); err != nil {
 		return fmt.Errorf("copy to %q: %w", to, err)
 	}
 	return nil
 }
 
-func (s *Share) copyFile(ctx context.Context, from, to string, p *Progress) (err error) {
+func (s *Share) copyFile(ctx context.Context, from, to string, modified time.Time, p *Progress) (err error) {
 	if err := checkPath(to); err != nil {
 		return err
 	}
@@ -55,15 +64,15 @@ func (s *Share) copyFile(ctx context.Context, from, to string, p *Progress) (err
 		return err
 	}
 	defer files.close(ctx, src)
-	info, err := files.stat(ctx, src)
+	size, err := files.size(ctx, src)
 	if err != nil {
 		return err
 	}
 	dst, err := files.open(ctx, "create", to, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {
-		return err
+		return ofCopy(err)
 	}
-	err = files.content(ctx, src, dst, info.Size, p)
+	err = files.content(ctx, src, dst, size, p)
 	if err == nil {
 		err = files.flush(ctx, dst)
 	}
@@ -72,20 +81,35 @@ func (s *Share) copyFile(ctx context.Context, from, to string, p *Progress) (err
 		return err
 	}
 	p.Files.Add(1)
-	return s.do(ctx, "set the time of", to, func(limited *smb2.Share) error {
-		return limited.Chtimes(to, info.Modified, info.Modified)
-	})
+	return s.setTime(ctx, to, modified)
 }
 
-func (f *files) stat(ctx context.Context, opened named) (e Entry, err error) {
-	err = f.do(ctx, "look up", opened.path, requestLimit, func() error {
-		info, err := opened.Stat()
-		if err == nil {
-			e = entry(info)
+// setTime sets the time of modification of a new file or directory.
+func (s *Share) setTime(ctx context.Context, to string, modified time.Time) error {
+	return ofCopy(s.do(ctx, "set the time of", to, func(share *smb2.Share) error {
+		return share.Chtimes(to, modified, modified)
+	}))
+}
+
+// ofCopy returns the error of an operation on a copy. A missing copy is not a missing source.
+func ofCopy(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: another process has removed the copy: %s", backend.ErrUnavailable, err.Error())
+	}
+	return err
+}
+
+// size returns the size of a file in bytes. Stat of the library asks for an answer of 1 MiB, which
+// takes 16 credits of the session, also if the session has fewer: the server then answers
+// INVALID_PARAMETER. Source: [MS-SMB2] 3.3.5.2.5, go-smb2 0c5d69b69701.
+func (f *files) size(ctx context.Context, opened named) (size int64, err error) {
+	err = f.do(ctx, "look up", opened.path, requestLimit, func() (err error) {
+		if size, err = opened.Seek(0, io.SeekEnd); err == nil {
+			_, err = opened.Seek(0, io.SeekStart) // the copy on the server begins there; no request
 		}
 		return err
 	})
-	return e, err
+	return size, err
 }
 
 func (f *files) flush(ctx context.Context, opened named) error {
@@ -115,10 +139,9 @@ func (f *files) content(ctx context.Context, src, dst named, size int64, p *Prog
 	} else if err := f.stream(ctx, src, dst, size, p); err != nil {
 		return err
 	}
-	copied, err := f.stat(ctx, dst)
-	if err == nil && copied.Size < size {
-		err = fmt.Errorf("%w: %q has %d bytes after the copy, want %d", backend.ErrUnavailable, dst.path, copied.Size,
-			size)
+	copied, err := f.size(ctx, dst)
+	if err == nil && copied < size {
+		err = fmt.Errorf("%w: %q has %d bytes after the copy, want %d", backend.ErrUnavailable, dst.path, copied, size)
 	}
 	return err
 }
@@ -163,7 +186,17 @@ func (f *files) stream(ctx context.Context, src, dst named, size int64, p *Progr
 type tree struct {
 	*Share
 	progress *Progress
+	slots    chan struct{} // for files that are copied or removed
 	failure  atomic.Pointer[error]
+}
+
+// start runs an operation on a file in a goroutine of a group, when the tree has a free slot.
+func (t *tree) start(group *sync.WaitGroup, operation func()) {
+	t.slots <- struct{}{}
+	group.Go(func() {
+		defer func() { <-t.slots }()
+		operation()
+	})
 }
 
 // treeKey is the key of the tree in the context of its operations.
@@ -179,7 +212,7 @@ func treeFailure(ctx context.Context) error {
 
 // tree returns a tree, and the context of its operations.
 func (s *Share) tree(ctx context.Context, p *Progress) (context.Context, *tree) {
-	t := &tree{Share: s, progress: p}
+	t := &tree{Share: s, progress: p, slots: make(chan struct{}, atOnce)}
 	return context.WithValue(ctx, treeKey{}, t), t
 }
 
@@ -199,52 +232,102 @@ func (t *tree) failed() error {
 }
 
 // CopyTree copies the content of a directory into an existing, empty directory. An entry that
-// disappears during the copy is left out. Links of Windows are not followed: a tree with such a
-// link is backend.ErrPrecondition. Permissions, attributes and further streams are not copied: the
-// new entries inherit those of their directory. After an error CopyTree sends no new requests, but
-// waits for those that it has sent.
+// disappears during the copy is left out. A tree that cannot be copied is backend.ErrPrecondition:
+// with a link of Windows, with more than maxDepth levels, with two names that the server takes for
+// one, or with a name that the server lists and does not find. Permissions, attributes and further
+// streams are not copied: the new entries inherit those of their directory. After an error CopyTree
+// sends no new requests, but waits for those that it has sent.
 func (s *Share) CopyTree(ctx context.Context, from, to string, p *Progress) error {
 	ctx, t := s.tree(ctx, p)
-	t.fail(t.copy(ctx, from, to, 0))
+	if err := (&survey{tree: t, target: to}).directory(ctx, from, 0); err != nil {
+		return err
+	}
+	entries, err := t.entriesAt(ctx, from, 0)
+	if err == nil {
+		err = t.copy(ctx, from, to, entries, 0)
+	}
+	t.fail(err)
 	return t.failed()
 }
 
-func (t *tree) copy(ctx context.Context, from, to string, depth int) error {
-	entries, err := t.entries(ctx, from, depth)
-	if err != nil {
-		return err
+// copy copies the entries of a directory. An entry that is missing is left out if the server no
+// longer lists it. Otherwise it was created again, or it has another name than the one listed.
+func (t *tree) copy(ctx context.Context, from, to string, entries []Entry, depth int) error {
+	for round := 1; ; round++ {
+		missing := t.copyEntries(ctx, from, to, entries, depth)
+		if err := t.failed(); err != nil || len(missing) == 0 {
+			return err
+		}
+		var err error
+		if entries, err = t.listed(ctx, from, missing); err != nil || len(entries) == 0 {
+			return err
+		}
+		if round == rounds {
+			return notFound(path.Join(from, entries[0].Name))
+		}
 	}
-	var group errgroup.Group
-	group.SetLimit(atOnce)
+}
+
+// notFound is the error of an entry that the server lists, and does not find.
+func notFound(entry string) error {
+	return fmt.Errorf("%w: the server lists %q, and does not find it: if Windows forbids its name, set \"mangled names = "+
+		"no\" on a Samba server; otherwise rename it on the server", backend.ErrPrecondition, entry)
+}
+
+// listed returns the entries of a directory with these names.
+func (s *Share) listed(ctx context.Context, dir string, names map[string]bool) ([]Entry, error) {
+	entries, err := s.entries(ctx, dir)
+	return slices.DeleteFunc(entries, func(e Entry) bool { return !names[e.Name] }), err
+}
+
+// copyEntries returns the names of the entries that are missing.
+func (t *tree) copyEntries(ctx context.Context, from, to string, entries []Entry, depth int) map[string]bool {
+	missing := map[string]bool{}
+	var mu sync.Mutex
+	done := func(e Entry, err error) {
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.fail(err)
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		missing[e.Name] = true
+	}
+	var group sync.WaitGroup
 	for _, e := range entries {
 		from, to := path.Join(from, e.Name), path.Join(to, e.Name)
 		switch {
 		case t.failed() != nil:
 		case e.Link:
-			t.fail(fmt.Errorf("%w: %q is a link of the server, which cannot be copied", backend.ErrPrecondition, from))
+			t.fail(linkError(from))
 		case e.Dir: // not in a goroutine of its own: a deep tree would need one for each level
-			t.fail(t.copyDirectory(ctx, from, to, e, depth))
+			done(e, t.copyDirectory(ctx, from, to, e, depth+1))
 		default:
-			group.Go(func() error {
-				t.fail(ignoreMissing(t.CopyFile(ctx, from, to, t.progress)))
-				return nil
-			})
+			t.start(&group, func() { done(e, t.CopyFile(ctx, from, to, e.Modified, t.progress)) })
 		}
 	}
 	group.Wait()
-	return t.failed()
+	return missing
 }
 
+// linkError is the error of a tree with a link of Windows.
+func linkError(entry string) error {
+	return fmt.Errorf("%w: %q is a link of the server, which cannot be copied", backend.ErrPrecondition, entry)
+}
+
+// copyDirectory copies a directory to a new one. Errors: fs.ErrNotExist if it does not exist.
 func (t *tree) copyDirectory(ctx context.Context, from, to string, e Entry, depth int) error {
-	if err := t.Mkdir(ctx, to); err != nil {
+	entries, err := t.entriesAt(ctx, from, depth)
+	if err != nil {
 		return err
 	}
-	if err := ignoreMissing(t.copy(ctx, from, to, depth+1)); err != nil {
+	if err := ofCopy(t.Mkdir(ctx, to)); err != nil {
 		return err
 	}
-	return t.do(ctx, "set the time of", to, func(share *smb2.Share) error {
-		return share.Chtimes(to, e.Modified, e.Modified)
-	})
+	if err := t.copy(ctx, from, to, entries, depth); err != nil {
+		return err
+	}
+	return t.setTime(ctx, to, e.Modified)
 }
 
 // ignoreMissing returns nil for an entry that is gone.
@@ -255,12 +338,17 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// entries returns the entries of a directory of a tree.
-func (s *Share) entries(ctx context.Context, dir string, depth int) (entries []Entry, err error) {
+// entriesAt returns the entries of a directory that many levels below the top of a copy.
+func (s *Share) entriesAt(ctx context.Context, dir string, depth int) ([]Entry, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%w: %.256q has more than %d levels of directories", backend.ErrPrecondition, dir,
 			maxDepth)
 	}
+	return s.entries(ctx, dir)
+}
+
+// entries returns the entries of a directory.
+func (s *Share) entries(ctx context.Context, dir string) (entries []Entry, err error) {
 	err = s.List(ctx, dir, func(e Entry) error {
 		if !isName(e.Name) {
 			return fmt.Errorf("%w: the server lists the name %.64q", backend.ErrPrecondition, e.Name)
@@ -274,7 +362,8 @@ func (s *Share) entries(ctx context.Context, dir string, depth int) (entries []E
 // RemoveTree removes an entry and, if it is a directory, its content. RemoveTree does not follow
 // links. An entry that the server does not remove does not stop the rest: RemoveTree then returns
 // the error of such an entry, which is ErrShared only if other clients have all of them open. A
-// missing entry is no error.
+// missing entry is no error. A directory with a path that may be too long is moved beside dir, to
+// the name deep- with a random rest; after an error it can be left there.
 func (s *Share) RemoveTree(ctx context.Context, dir string) error {
 	e, err := s.Stat(ctx, dir)
 	switch {
@@ -284,46 +373,84 @@ func (s *Share) RemoveTree(ctx context.Context, dir string) error {
 		return err
 	}
 	ctx, t := s.tree(ctx, nil)
-	return t.remove(ctx, dir, e, 0)
+	r := &removal{tree: t, top: dir}
+	err = r.remove(ctx, dir, e)
+	for err == nil && len(r.deep) > 0 {
+		last := len(r.deep) - 1
+		r.top, r.deep = r.deep[last], r.deep[:last]
+		err = r.remove(ctx, r.top, Entry{Dir: true})
+	}
+	return err
 }
 
-func (t *tree) remove(ctx context.Context, dir string, e Entry, depth int) error {
+// removal is the removal of a tree.
+type removal struct {
+	*tree
+	top  string   // the directory that is being removed
+	deep []string // directories that were moved beside it
+}
+
+func (r *removal) remove(ctx context.Context, dir string, e Entry) error {
 	if !e.Dir || e.Link {
-		return t.Remove(ctx, dir)
+		return r.Remove(ctx, dir)
 	}
-	entries, err := t.entries(ctx, dir, depth)
+	if len(dir) > len(r.top)+maxBelow {
+		beside := path.Join(path.Dir(r.top), "deep-"+rand.Text())
+		err := r.Rename(ctx, dir, beside)
+		if err == nil {
+			r.deep = append(r.deep, beside)
+		}
+		return ignoreMissing(err)
+	}
+	entries, err := r.entries(ctx, dir)
 	if err != nil {
 		return ignoreMissing(err)
 	}
 	var left remains
 	keepOn := func(err error) {
 		if !left.add(err) {
-			t.fail(err)
+			r.fail(err)
 		}
 	}
-	var group errgroup.Group
-	group.SetLimit(atOnce)
+	var group sync.WaitGroup
 	for _, e := range entries {
 		path := path.Join(dir, e.Name)
 		switch {
-		case t.failed() != nil:
+		case r.failed() != nil:
 		case e.Dir && !e.Link:
-			keepOn(t.remove(ctx, path, e, depth+1))
+			keepOn(r.remove(ctx, path, e))
 		default:
-			group.Go(func() error {
-				keepOn(t.Remove(ctx, path))
-				return nil
-			})
+			r.start(&group, func() { keepOn(r.Remove(ctx, path)) })
 		}
 	}
 	group.Wait()
-	if err := t.failed(); err != nil {
+	if err := cmp.Or(r.failed(), left.err); err != nil {
 		return err
 	}
-	if left.err != nil {
-		return left.err
+	err = r.Remove(ctx, dir)
+	if errors.Is(err, ErrNotEmpty) {
+		entries, listErr := r.entries(ctx, dir)
+		err = cmp.Or(ignoreMissing(listErr), r.unresolved(ctx, dir, entries...), err)
 	}
-	return t.Remove(ctx, dir)
+	return err
+}
+
+// unresolved returns an error if the server lists one of these entries, and does not find it.
+func (s *Share) unresolved(ctx context.Context, dir string, entries ...Entry) error {
+	missing := map[string]bool{}
+	for _, e := range entries {
+		if _, err := s.Stat(ctx, path.Join(dir, e.Name)); errors.Is(err, fs.ErrNotExist) {
+			missing[e.Name] = true
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	entries, err := s.listed(ctx, dir, missing)
+	if err == nil && len(entries) > 0 {
+		err = notFound(path.Join(dir, entries[0].Name))
+	}
+	return ignoreMissing(err)
 }
 
 // remains is the error of entries that could not be removed.
