@@ -26,6 +26,8 @@ func (s *store) move(ctx context.Context, from, to string) error {
 	switch {
 	case errors.Is(err, client.ErrShared):
 		return fmt.Errorf("%w: another client has files of %s open: %s", backend.ErrInUse, s.path(from), err.Error())
+	case errors.Is(err, backend.ErrDenied): // for open files as well: [MS-FSA] 2.1.5.15.12, Samba 4.22
+		return fmt.Errorf("%w: the account may not move %s, or another client has files of it open", err, s.path(from))
 	case errors.Is(err, fs.ErrNotExist): // a person has removed the directory, or the trash
 		return errors.Join(ignore(s.share.Mkdir(ctx, s.meta(trashDir)), fs.ErrExist),
 			fmt.Errorf("%w: %w", backend.ErrUnavailable, err))
@@ -98,16 +100,22 @@ func (s *store) hasBegun(ctx context.Context, v *records.Volume) (bool, error) {
 
 // moveOrRemove removes the directory of v if it is empty and not archived, or moves it.
 func (s *store) moveOrRemove(ctx context.Context, v *records.Volume) error {
-	if v.DeletePolicy() == deleteData {
-		err := s.share.Remove(ctx, s.path(v.SubDir))
-		if s.untouched = err == nil; s.untouched {
-			return nil
-		}
-		if !errors.Is(err, client.ErrNotEmpty) && !errors.Is(err, client.ErrShared) {
-			return err
-		}
+	if v.DeletePolicy() != deleteData {
+		return s.move(ctx, v.SubDir, v.Target)
 	}
-	return s.move(ctx, v.SubDir, v.Target)
+	removeErr := s.share.Remove(ctx, s.path(v.SubDir))
+	if s.untouched = removeErr == nil; s.untouched {
+		return nil
+	}
+	mayDelete := errors.Is(removeErr, client.ErrNotEmpty)
+	if !mayDelete && !errors.Is(removeErr, client.ErrShared) {
+		return removeErr
+	}
+	err := s.move(ctx, v.SubDir, v.Target)
+	if mayDelete && errors.Is(err, backend.ErrDenied) { // not for lack of a right
+		err = fmt.Errorf("%w: another client has files of %s open: %s", backend.ErrInUse, s.path(v.SubDir), err.Error())
+	}
+	return err
 }
 
 // notDirectory is the error for a volume in whose place there is something else.
