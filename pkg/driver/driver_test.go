@@ -61,6 +61,7 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		mounter.ErrDevice:          codes.FailedPrecondition,
 		mounter.ErrStalled:         codes.Unavailable,
 		mounter.ErrNoAnswer:        codes.Unavailable,
+		mounter.ErrCheck:           codes.Unavailable,
 		mounter.ErrNotEmpty:        codes.FailedPrecondition,
 		mounter.ErrReadOnly:        codes.FailedPrecondition,
 		backend.ErrPrecondition:    codes.FailedPrecondition,

@@ -55,6 +55,7 @@ var statusCodes = []struct {
 	{mounter.ErrCredentials, codes.FailedPrecondition},
 	{mounter.ErrStalled, codes.Unavailable},
 	{mounter.ErrNoAnswer, codes.Unavailable},
+	{mounter.ErrCheck, codes.Unavailable},
 	{mounter.ErrNotEmpty, codes.FailedPrecondition},
 	{mounter.ErrReadOnly, codes.FailedPrecondition},
 	{backend.ErrExhausted, codes.ResourceExhausted},

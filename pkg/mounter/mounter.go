@@ -155,6 +155,8 @@ var (
 	ErrFrozen   = errors.New("still frozen")                // writes hang until the thaw
 	ErrNoAnswer = errors.New("a device does not answer")    // and it is not known whether it has the file
 	ErrStalled  = errors.New("not answering")               // a system call on it hangs, in a process that was given up
+	// The program that checks a filesystem was killed or had no memory: its state is not known.
+	ErrCheck = errors.New("filesystem check not completed")
 	// a BlockDevice with other data, too small, or unreadable; it is as it was
 	ErrDevice = errors.New("device cannot be used")
 	// of a Share

@@ -1243,6 +1243,8 @@ func TestTenantsDoNotChooseTheCause(t *testing.T) {
 		`rpc error: code = Internal desc = copy "node n does not answer": input/output error`:                          pageAnyCall,
 		`rpc error: code = Unavailable desc = //s/share: the server does not answer: timeout`:                          pagePending,
 		`rpc error: code = Unavailable desc = a device does not answer: /dev/loop3`:                                    pagePodStart,
+		`rpc error: code = Unavailable desc = mount volume v: filesystem check not completed: e2fsck: killed`:          pagePodStart,
+		copied + `directory "a" has "B" and "b", which the server takes for one name: rename one of them`:              pageSMB + "#snapshots-and-clones",
 		`rpc error: code = Unavailable desc = node node-2 (10.0.0.2:9810) does not answer: x`:                          pageRouter,
 		`rpc error: code = Unavailable desc = no node that answers holds it: not all nodes ans`:                        pageRouter,
 	} {

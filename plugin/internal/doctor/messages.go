@@ -121,6 +121,10 @@ var callMessages = []message{
 		"see the pod of the driver on that node", pageSidecars),
 	listed(`^code = FailedPrecondition desc = .*(holds a lease|too deep|are being moved)`,
 		inCopies+"FAILED_PRECONDITION, `holds a lease`, `too deep`, `are being moved`", pageConsistency),
+	listed(`^code = FailedPrecondition desc = .*(takes for one name|may be the alias|and does not find it|`+
+		`levels of directories)`,
+		inCopies+"FAILED_PRECONDITION, `takes for one name`, `may be the alias`, `does not find it`, `levels of directories`",
+		pageSMB+"#snapshots-and-clones"),
 	listed(`^code = FailedPrecondition desc = .*(no progress for|an earlier copy still hangs|copies hang in)`,
 		inCopies+"FAILED_PRECONDITION, `no progress for 1m0s at …`"),
 	listed(fromRouter+`none of the \d+ nodes is in any topology that the volume may have`,
@@ -141,6 +145,7 @@ var callMessages = []message{
 	known(`invalid filesystem type`, "the filesystem type of the class is not possible",
 		"delete the class and make it again with another csi.storage.k8s.io/fstype: a pending claim is retried; a "+
 			"bound claim keeps the type of its PersistentVolume, so make it again, too", ""),
+	listed(`filesystem check not completed`, inPods+"UNAVAILABLE, `filesystem check not completed`"),
 	listed(`not the filesystem expected`, inPods+"INTERNAL, `not the filesystem expected`"),
 	listed(`^code = Internal desc = .*write the staging record in`, inPods+"INTERNAL, `write the staging record in …`"),
 	listed(`write the staging record in`, inPods+"UNAVAILABLE, `write the staging record in …`"),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 
 	"golang.org/x/sys/unix"
 
@@ -86,17 +87,25 @@ func (p *Programs) Check(ctx context.Context, d tool.Disk) error {
 }
 
 // e2fsckError returns the error of e2fsck, or nil if the exit code means that no error is left in
-// the filesystem: e2fsck(8).
+// the filesystem. A check that was killed, canceled or short of memory says nothing of the
+// filesystem. Exit code 8 is also that of a superblock that cannot be used: e2fsck(8).
 func e2fsckError(err error) error {
-	const repaired, reboot = 1, 2
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		if exit.ExitCode()&^(repaired|reboot) == 0 {
-			return nil
-		}
+	const repaired, reboot, operational, canceled = 1, 2, 8, 32
+	exit := (*exec.ExitError)(nil)
+	if !errors.As(err, &exit) {
+		return err
+	}
+	switch code := exit.ExitCode(); {
+	case !exit.Exited(), code&canceled != 0, code&operational != 0 && noMemory.MatchString(err.Error()):
+		return fmt.Errorf("%w: does the container have enough memory? e2fsck: %w", mounter.ErrCheck, err)
+	case code&^(repaired|reboot) != 0:
 		return fmt.Errorf("%w: %w", mounter.ErrFormat, err)
 	}
-	return err
+	return nil
 }
+
+// noMemory matches the messages of e2fsck: EXT2_ET_NO_MEMORY of libext2fs, and ENOMEM.
+var noMemory = regexp.MustCompile(`Memory allocation failed|Cannot allocate memory`)
 
 // formats are the commands that make each filesystem in a file. ext4 reserves no blocks for root.
 var formats = map[string][]string{

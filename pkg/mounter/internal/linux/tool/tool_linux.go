@@ -59,7 +59,7 @@ const (
 func (r *Runner) Run(ctx context.Context, d Disk, end AbandonPolicy, name string, args ...string) error {
 	out, err := r.Output(ctx, d, end, nil, name, append(args, DiskPath)...)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		return fmt.Errorf("%w: %.400s", err, bytes.TrimSpace(out))
+		return fmt.Errorf("%w: %.400s", err, bytes.ReplaceAll(bytes.TrimSpace(out), []byte(DiskPath), []byte(d.Path)))
 	}
 	return err
 }
