@@ -75,7 +75,7 @@ func (s *store) waitsFor(ctx context.Context, v *records.Volume, name string, m 
 		return true, nil
 	}
 	return slices.ContainsFunc(chain.Dirs(), func(dir string) bool {
-		return overlap(records.Fold(dir), records.Fold(v.SubDir))
+		return overlap(client.FoldName(dir), client.FoldName(v.SubDir))
 	}), nil
 }
 

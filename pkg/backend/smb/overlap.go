@@ -25,9 +25,9 @@ func (s *store) overlaps(ctx context.Context, v *records.Volume) error {
 	if err := s.awaitMakers(ctx, v); err != nil {
 		return err
 	}
-	mine := records.Fold(v.SubDir)
+	mine := client.FoldName(v.SubDir)
 	return s.eachVolume(ctx, func(other *records.Volume) error {
-		theirs := records.Fold(other.SubDir)
+		theirs := client.FoldName(other.SubDir)
 		switch {
 		case other.Key == v.Key, v.Shared && other.Shared && mine == theirs:
 			return nil

@@ -96,7 +96,7 @@ func parseSource(source string) (mounter.ShareSource, error) {
 		return s, fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 	}
 	for _, element := range append(strings.Split(s.Path, "/"), s.Share) {
-		if strings.EqualFold(element, records.MetaDir) {
+		if client.FoldName(element) == records.MetaDir {
 			return s, fmt.Errorf("%w: source %s: the name %s is reserved", backend.ErrInvalid, s, records.MetaDir)
 		}
 	}
@@ -167,7 +167,7 @@ func checkName(name string) error {
 		return fmt.Errorf("%.64q is the name of a device on Windows", name)
 	case client.IsShortName(name):
 		return fmt.Errorf("%.64q has the form of a short name of Windows, and may name another file", name)
-	case records.Fold(name) == records.MetaDir:
+	case client.FoldName(name) == records.MetaDir:
 		return fmt.Errorf("the name %s is reserved", records.MetaDir)
 	case strings.HasPrefix(name, " "):
 		return fmt.Errorf("%.64q begins with a space", name)

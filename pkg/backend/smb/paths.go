@@ -3,7 +3,7 @@ package smb
 import (
 	"strings"
 
-	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -15,8 +15,8 @@ func within(inner, outer string) bool { return strings.HasPrefix(inner, outer+"/
 
 // contains reports whether inner is outer or a directory below it.
 func contains(outer, inner mounter.ShareSource) bool {
-	a, b := records.Fold(outer.Path), records.Fold(inner.Path)
+	a, b := client.FoldName(outer.Path), client.FoldName(inner.Path)
 	return outer.Server == inner.Server && outer.Port == inner.Port &&
-		records.Fold(outer.Share) == records.Fold(inner.Share) &&
+		client.FoldName(outer.Share) == client.FoldName(inner.Share) &&
 		(a == "" || a == b || within(b, a))
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 )
 
@@ -53,9 +54,9 @@ func (s *store) checkAncestors(ctx context.Context) error {
 		}
 		outer := &store{Backend: s.Backend, share: s.share, source: s.source}
 		outer.source.Path = path.Join(elements[:i]...)
-		inner := records.Fold(path.Join(elements[i:]...))
+		inner := client.FoldName(path.Join(elements[i:]...))
 		err := outer.eachVolume(ctx, func(v *records.Volume) error {
-			if theirs := records.Fold(v.SubDir); theirs == inner || within(inner, theirs) {
+			if theirs := client.FoldName(v.SubDir); theirs == inner || within(inner, theirs) {
 				return fmt.Errorf("%w: source %s is in the directory of volume %s: choose another source",
 					backend.ErrPrecondition, s.source, v)
 			}

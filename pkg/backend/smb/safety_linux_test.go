@@ -96,10 +96,12 @@ func TestSourcesAndVolumesAreApart(t *testing.T) {
 	b := w.open()
 	ctx := context.Background()
 	outer := w.create(b, w.claimed("outer", subDirKey, "teams/one"))
-	if err := errors.Join(os.Mkdir(w.path("teams", "one", "deep"), 0o777), os.Mkdir(w.path("own"), 0o777)); err != nil {
+	w.create(b, w.claimed("accents", subDirKey, "caf\u00e9/one"))
+	if err := errors.Join(os.Mkdir(w.path("teams", "one", "deep"), 0o777), os.Mkdir(w.path("own"), 0o777),
+		os.MkdirAll(w.path("cafe\u0301", "one", "deep"), 0o777)); err != nil {
 		t.Fatal(err)
 	}
-	for _, inside := range []string{"teams/one", "TEAMS/one/deep"} {
+	for _, inside := range []string{"teams/one", "TEAMS/one/deep", "cafe\u0301/one", "Cafe\u0301/one/deep"} {
 		o := w.claimed("inner")
 		o.Parameters[sourceKey] = w.source() + "/" + inside
 		if v, err := b.Create(ctx, o); !errors.Is(err, backend.ErrPrecondition) ||

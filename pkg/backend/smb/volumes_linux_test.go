@@ -104,6 +104,8 @@ func TestInvalidRequests(t *testing.T) {
 		{subDirKey, "CON", backend.ErrInvalid, "device on Windows"}, {subDirKey, "a/aux.txt", backend.ErrInvalid, "device"},
 		{subDirKey, "com1", backend.ErrInvalid, "device"}, {subDirKey, "LPT9.x", backend.ErrInvalid, "device"},
 		{subDirKey, ".causeway", backend.ErrInvalid, "reserved"}, {subDirKey, ".CauseWay/trash", backend.ErrInvalid, "reserved"},
+		{subDirKey, "PVC-0~Q/x", backend.ErrInvalid, "short name"}, {subDirKey, "p~a.v", backend.ErrInvalid, "short name"},
+		{subDirKey, "\uff0ecauseway", backend.ErrInvalid, "reserved"},
 		{subDirKey, "LONGDI~1/x", backend.ErrInvalid, "short name"}, {subDirKey, "causew~1.txt", backend.ErrInvalid, "short name"},
 		{subDirKey, "${pvc.metadata.uid}", backend.ErrInvalid, "unknown variable"},
 		{subDirKey, "${pv.metadata.name", backend.ErrInvalid, "${name}"},
@@ -200,11 +202,13 @@ func TestDirectoriesOfVolumesDoNotOverlap(t *testing.T) {
 	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	outer := w.create(b, w.claimed("outer", subDirKey, "teams/one"))
-	for i, subDir := range []string{"teams/one/inner", "TEAMS/One/inner/x", "teams", "Teams", "teams/ONE"} {
+	w.create(b, w.claimed("accents", subDirKey, "caf\u00e9/stra\u00dfe"))
+	for i, subDir := range []string{"teams/one/inner", "TEAMS/One/inner/x", "teams", "Teams", "teams/ONE",
+		"CAFE\u0301/STRASSE", "cafe\u0301/strasse/x", "te\u200bams/one"} {
 		for _, existing := range []string{"refuse", "use"} {
 			o := w.claimed(fmt.Sprint("pvc-", i, existing), subDirKey, subDir, existingKey, existing)
 			if v, err := b.Create(context.Background(), o); !errors.Is(err, backend.ErrPrecondition) ||
-				!strings.Contains(err.Error(), "of volume "+outer.ID) {
+				i < 5 && !strings.Contains(err.Error(), "of volume "+outer.ID) {
 				t.Errorf("%s, existing=%s: %+v, %v, want ErrPrecondition", subDir, existing, v, err)
 			}
 		}

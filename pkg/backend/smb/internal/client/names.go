@@ -8,6 +8,7 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/text/cases"
@@ -26,8 +27,22 @@ func IsShortName(name string) bool { return shortName.MatchString(name) }
 // forbidden is a name that Windows forbids, and no server: Samba lists it under an alias or not.
 const forbidden = "aux.causeway"
 
-// fold returns the same text for all names that some server takes for one.
-func fold(name string) string { return cases.Fold().String(norm.NFKC.String(name)) }
+// FoldName returns the same text for all names that some server takes for one: names that differ by
+// case, by their normalization (APFS, ZFS, ext4 with casefold), or by characters that have no
+// glyph (HFS+). Most servers tell some of these names apart. FoldName also folds paths.
+// It is close to NFKC_Casefold of the Unicode standard, section 3.13.
+func FoldName(name string) string {
+	name = norm.NFKC.String(strings.Map(shown, strings.ToLower(strings.ToUpper(name))))
+	return norm.NFKC.String(strings.ToLower(strings.ToUpper(cases.Fold().String(name))))
+}
+
+// shown drops characters that have no glyph.
+func shown(r rune) rune {
+	if unicode.In(r, unicode.Cf, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point) {
+		return -1
+	}
+	return r
+}
 
 // survey reads a tree before its copy, for the errors that the copy would otherwise find when a
 // part of the data has been copied, in each attempt anew.
@@ -64,7 +79,7 @@ func (s *survey) directory(ctx context.Context, dir string, depth int) error {
 func (s *survey) names(ctx context.Context, dir string, entries []Entry) error {
 	folded := make(map[string]string, len(entries))
 	for _, e := range entries {
-		key := fold(e.Name)
+		key := FoldName(e.Name)
 		other, twice := folded[key]
 		folded[key] = e.Name
 		var err error

@@ -145,15 +145,18 @@ func TestNamesThatTheServerTakesForOne(t *testing.T) {
 	b.holds(to, paths...)
 }
 
-func TestFold(t *testing.T) {
+func TestFoldName(t *testing.T) {
 	for _, names := range [][2]string{{"README", "readme"}, {"straße", "STRASSE"}, {"caf\u00e9", "cafe\u0301"},
-		{"ﬁle", "FILE"}, {"ΣΑΣ", "σας"}, {"Ａ", "a"}} {
-		if fold(names[0]) != fold(names[1]) {
+		{"ﬁle", "FILE"}, {"ΣΑΣ", "σας"}, {"Ａ", "a"}, {"CAFE\u0301", "caf\u00e9"}, {"DATEI ı", "datei i"},
+		{"a\u200bb", "A\ufe0fB"}, {"a/Ｂ", "A/b"}, {"ẞ", "ss"}, {"\u212a", "k"}} {
+		if FoldName(names[0]) != FoldName(names[1]) {
 			t.Errorf("%q and %q are different", names[0], names[1])
 		}
 	}
-	if fold("a") == fold("b") {
-		t.Error("a and b are one name")
+	for _, name := range []string{"a", "b", "a b", "a/b", "a.b", "ä", "Ａ１"} {
+		if FoldName(name) == FoldName("ab") || FoldName(FoldName(name)) != FoldName(name) {
+			t.Errorf("FoldName(%q) = %q", name, FoldName(name))
+		}
 	}
 }
 

@@ -270,8 +270,8 @@ func (t *tree) copy(ctx context.Context, from, to string, entries []Entry, depth
 
 // notFound is the error of an entry that the server lists, and does not find.
 func notFound(entry string) error {
-	return fmt.Errorf("%w: the server lists %q, and does not find it: if Windows forbids its name, set \"mangled names = "+
-		"no\" on a Samba server; otherwise rename it on the server", backend.ErrPrecondition, entry)
+	return fmt.Errorf("%w: the server lists %q, and does not find it: if Windows forbids its name, set \"mangled "+
+		"names = no\" on a Samba server; otherwise rename it on the server", backend.ErrPrecondition, entry)
 }
 
 // listed returns the entries of a directory with these names.
