@@ -235,6 +235,30 @@ func TestAVolumeMovesFromCSIDriverSMB(t *testing.T) {
 	}
 }
 
+// TestOtherFormsOfAVolume: csi-driver-smb also accepts these sources, and a secret of the publish alone.
+func TestOtherFormsOfAVolume(t *testing.T) {
+	t.Parallel()
+	for old, replacement := range map[string]string{
+		`"nodeStageSecretRef"`:        `"nodePublishSecretRef"`,
+		`"Source": "\\nas\share/"`: `"source": "//nas//share"`,
+		`\\nas\share/`:             `\\nas\\share\`,
+	} {
+		m := newMover(t)
+		m.edit("pvc-1.json", old, replacement)
+		if out, ok := m.run(); !ok {
+			t.Fatal(out)
+		}
+		secret := map[string]any{"name": "secret", "namespace": "smb"}
+		csi := m.object("objects/new-pv.json")["spec"].(map[string]any)["csi"].(map[string]any)
+		if got := csi["volumeAttributes"].(map[string]any)["source"]; got != "//nas/share" {
+			t.Errorf("%s: the source is %v", replacement, got)
+		}
+		if !reflect.DeepEqual(csi["nodeStageSecretRef"], secret) || !reflect.DeepEqual(csi["nodePublishSecretRef"], secret) {
+			t.Errorf("%s: the secret is lost: %v", replacement, csi)
+		}
+	}
+}
+
 // usedBy is a list of a pod that uses the claim.
 const usedBy = `{"items": [{"metadata": {"name": "POD"}, "status": {"phase": "Running"}, "spec": {"volumes": [
 	{"name": "x", "persistentVolumeClaim": {"claimName": "web-data"}}]}}]}`

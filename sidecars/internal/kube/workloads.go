@@ -155,7 +155,7 @@ func (m *driverManifest) sidecars() corev1.Container {
 func (m *driverManifest) daemonSet() *appsv1.DaemonSet {
 	yes, no := true, false
 	both := corev1.MountPropagationBidirectional
-	driver := m.driverContainer("--endpoint=$(CSI_ENDPOINT)", "--nodeid=$(NODE_NAME)")
+	driver := m.driverContainer("--endpoint=$(CSI_ENDPOINT)", "--node-id=$(NODE_NAME)")
 	driver.Env = append(driver.Env, fieldEnv("NODE_NAME", "spec.nodeName"))
 	driver.LivenessProbe = m.driverProbe(nodeProbe)
 	// the API server permits Bidirectional in privileged containers alone
