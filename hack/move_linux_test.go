@@ -240,8 +240,8 @@ func TestOtherFormsOfAVolume(t *testing.T) {
 	t.Parallel()
 	for old, replacement := range map[string]string{
 		`"nodeStageSecretRef"`:        `"nodePublishSecretRef"`,
-		`"Source": "\\nas\share/"`: `"source": "//nas//share"`,
-		`\\nas\share/`:             `\\nas\\share\`,
+		`"Source": "\\\\nas\\share/"`: `"source": "//nas//share"`,
+		`\\\\nas\\share/`:             `\\\\nas\\\\share\\`,
 	} {
 		m := newMover(t)
 		m.edit("pvc-1.json", old, replacement)
