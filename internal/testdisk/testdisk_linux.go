@@ -53,7 +53,15 @@ func (f Filesystem) Image(t testing.TB) string {
 	if err := errors.Join(file.Truncate(cmp.Or(f.Size, standard)), file.Close()); err != nil {
 		t.Fatal(err)
 	}
-	run(t, "mkfs."+f.Type, append(append([]string{"-q"}, f.Make...), file.Name())...)
+	args := append(append([]string{"-q"}, f.Make...), file.Name())
+	await.NoError(t, "mkfs."+f.Type+" sees no loop device disappear", func() error {
+		out, err := exec.Command("mkfs."+f.Type, args...).CombinedOutput()
+		// of btrfs-progs, if another process detaches a device meanwhile
+		if err != nil && !strings.Contains(string(out), "cannot check mount status") {
+			t.Fatalf("mkfs.%s %v: %v\n%s", f.Type, args, err, out)
+		}
+		return err
+	})
 	return file.Name()
 }
 

@@ -178,7 +178,7 @@ type Mounter interface {
 	// compared. Mount returns nil only after the kernel has shown the mount at path, with its
 	// options. After an error there is no mount, and path is unchanged. A dead or deleted mount at
 	// path is replaced. Errors: ErrPath, also if path was moved or replaced during the call,
-	// ErrConflict, ErrNotEmpty, ErrOption, ErrReadOnly, ErrFormat, ErrBusy.
+	// ErrConflict, ErrNotEmpty, ErrOption, ErrReadOnly, ErrFormat, ErrCheck, ErrBusy.
 	//
 	// Mount makes the filesystem of a BlockDevice if the device is blank and m is not read-only. A
 	// device is blank if all ranges where filesystems, volume managers and partition tables keep

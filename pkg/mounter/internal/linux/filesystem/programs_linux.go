@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -97,7 +98,7 @@ func e2fsckError(err error) error {
 	}
 	switch code := exit.ExitCode(); {
 	case !exit.Exited(), code&canceled != 0, code&operational != 0 && noMemory.MatchString(err.Error()):
-		return fmt.Errorf("%w: does the container have enough memory? e2fsck: %w", mounter.ErrCheck, err)
+		return fmt.Errorf("%w: a lack of memory can be the cause: e2fsck: %w", mounter.ErrCheck, err)
 	case code&^(repaired|reboot) != 0:
 		return fmt.Errorf("%w: %w", mounter.ErrFormat, err)
 	}
@@ -130,6 +131,8 @@ func CanFormat(fsType string) error {
 	return nil
 }
 
+const formatAttempts = 10
+
 // Format makes a filesystem in an image that is not in use. CanFormat has accepted its type.
 func (p *Programs) Format(ctx context.Context, image *os.File, fsType string) error {
 	d, err := tool.ImageDisk(image)
@@ -137,5 +140,11 @@ func (p *Programs) Format(ctx context.Context, image *os.File, fsType string) er
 		return err
 	}
 	command := formats[fsType]
-	return p.tools.Run(ctx, d, tool.Kill, command[0], command[1:]...)
+	for attempt := 1; ; attempt++ {
+		err := p.tools.Run(ctx, d, tool.Kill, command[0], command[1:]...)
+		// mkfs.btrfs opens the loop devices of all mounts, and fails if one is detached meanwhile: btrfs-progs 6.2
+		if attempt == formatAttempts || err == nil || !strings.Contains(err.Error(), "cannot check mount status") {
+			return err
+		}
+	}
 }

@@ -55,11 +55,15 @@ const (
 	LetFinish AbandonPolicy = false // the program runs on, as a kill could destroy the filesystem
 )
 
+// maxOutput is the number of bytes of a program's output in an error.
+const maxOutput = 400
+
 // Run runs a program with the disk as its last argument. Errors: those of output.
 func (r *Runner) Run(ctx context.Context, d Disk, end AbandonPolicy, name string, args ...string) error {
 	out, err := r.Output(ctx, d, end, nil, name, append(args, DiskPath)...)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		return fmt.Errorf("%w: %.400s", err, bytes.ReplaceAll(bytes.TrimSpace(out), []byte(DiskPath), []byte(d.Path)))
+		out = bytes.ReplaceAll(bytes.TrimSpace(out), []byte(DiskPath), []byte(d.Path))
+		return fmt.Errorf("%w: %s", err, out[max(0, len(out)-maxOutput):]) // the last lines have the reason
 	}
 	return err
 }
