@@ -55,7 +55,7 @@ type Backend struct {
 	tickets  sync.Mutex // held while a credential cache is replaced
 	mu       sync.Mutex
 	copies   map[string]*fair.Slots // by server: copies that wait for a server delay no other
-	emptying map[string]bool        // sources whose trash is being emptied
+	emptying map[string]bool        // sources whose trash is being emptied; true: and once more at the end
 	stuck    map[string]int         // by source: entries of the trash that could not be removed
 	prepared map[string]bool        // sources whose store this process has seen
 }

@@ -163,7 +163,7 @@ func (b *Backend) copyTo(ctx context.Context, s *store, v *records.Volume, from 
 		}
 		defer leave()
 		err = s.makeVolume(ctx, v, o, &copying{from: from, source: src, job: job})
-		if err != nil { // a failed copy is in the trash
+		if s.trashed { // an incomplete copy
 			b.emptyTrash(v.Source, o.Secrets)
 		}
 		return err

@@ -114,6 +114,7 @@ func (s *store) keepOverlapping(ctx context.Context, v *records.Volume) (kept bo
 	}
 	switch err := s.overlaps(ctx, v); {
 	case errors.Is(err, errOverlap):
+		s.cfg.Report(fmt.Errorf("the directory of volume %s is not deleted: %w", v, err))
 		return true, s.forget(ctx, v)
 	case err != nil:
 		return false, err

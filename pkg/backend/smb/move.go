@@ -37,6 +37,7 @@ func (s *store) move(ctx context.Context, from, to string) error {
 
 // toTrash moves a directory of the store into the trash, if it exists.
 func (s *store) toTrash(ctx context.Context, key, dir string) error {
+	s.trashed = true
 	return s.move(ctx, dir, trashPath(key))
 }
 
@@ -112,8 +113,8 @@ func (s *store) moveOrRemove(ctx context.Context, v *records.Volume) error {
 		return removeErr
 	}
 	err := s.move(ctx, v.SubDir, v.Target)
-	if mayDelete && errors.Is(err, backend.ErrDenied) { // not for lack of a right
-		err = fmt.Errorf("%w: another client has files of %s open: %s", backend.ErrInUse, s.path(v.SubDir), err.Error())
+	if mayDelete && errors.Is(err, backend.ErrDenied) { // hardly for lack of a right
+		err = fmt.Errorf("%w: another client probably has files of %s open: %s", backend.ErrInUse, s.path(v.SubDir), err.Error())
 	}
 	return err
 }

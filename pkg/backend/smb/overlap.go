@@ -20,14 +20,19 @@ var errOverlap = fmt.Errorf("%w: the directories of two volumes overlap", backen
 // overlaps returns errOverlap if the directory of v is inside or around that of another volume, or
 // is the same. Two volumes with existing=use may have the same directory. A volume that is made
 // directly in the source has its directory before its record, so overlaps waits for those that are
-// being made. Errors: backend.ErrBusy.
+// being made. Paths that some server takes for one are the same. Errors: backend.ErrBusy.
 func (s *store) overlaps(ctx context.Context, v *records.Volume) error {
+	return s.overlapsBy(ctx, v, client.FoldName)
+}
+
+// overlapsBy is overlaps for paths that are the same if fold returns the same text.
+func (s *store) overlapsBy(ctx context.Context, v *records.Volume, fold func(path string) string) error {
 	if err := s.awaitMakers(ctx, v); err != nil {
 		return err
 	}
-	mine := client.FoldName(v.SubDir)
+	mine := fold(v.SubDir)
 	return s.eachVolume(ctx, func(other *records.Volume) error {
-		theirs := client.FoldName(other.SubDir)
+		theirs := fold(other.SubDir)
 		switch {
 		case other.Key == v.Key, v.Shared && other.Shared && mine == theirs:
 			return nil
@@ -44,7 +49,7 @@ func (s *store) isNoSource(ctx context.Context, v *records.Volume) error {
 	dir := s.source
 	dir.Path = s.path(v.SubDir)
 	sources := s.shares.sources()
-	inside := slices.IndexFunc(sources, func(other mounter.ShareSource) bool { return contains(dir, other) })
+	inside := slices.IndexFunc(sources, func(other mounter.ShareSource) bool { return contains(client.FoldName, dir, other) })
 	if inside >= 0 {
 		return fmt.Errorf("%w: %s is around the source %s: choose another subDir", backend.ErrPrecondition, dir,
 			sources[inside])

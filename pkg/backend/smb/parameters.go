@@ -96,7 +96,7 @@ func parseSource(source string) (mounter.ShareSource, error) {
 		return s, fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 	}
 	for _, element := range append(strings.Split(s.Path, "/"), s.Share) {
-		if client.FoldName(element) == records.MetaDir {
+		if strings.EqualFold(element, records.MetaDir) {
 			return s, fmt.Errorf("%w: source %s: the name %s is reserved", backend.ErrInvalid, s, records.MetaDir)
 		}
 	}
@@ -115,7 +115,7 @@ func subDirOf(template string, o backend.CreateOptions, key string) (string, err
 	}
 	if template == defaultSubDir { // without the names of objects, the name of the request or its digest
 		values[template] = cmp.Or(o.Claim.Volume, o.Name)
-		if checkName(values[template]) != nil || len(values[template]) > maxDefaultName {
+		if checkNewName(values[template]) != nil || len(values[template]) > maxDefaultName {
 			values[template] = key
 		}
 	}
@@ -137,16 +137,18 @@ func subDirOf(template string, o backend.CreateOptions, key string) (string, err
 	if missing != nil {
 		return "", missing
 	}
-	return subDir, checkSubDir(subDir)
+	return subDir, checkElements(subDir, checkNewName)
 }
 
 // maxDefaultName is the maximum length in bytes of a directory that has the name of the request.
 const maxDefaultName = 64
 
 // checkSubDir returns ErrInvalid for a path that no volume may have.
-func checkSubDir(subDir string) error {
+func checkSubDir(subDir string) error { return checkElements(subDir, checkName) }
+
+func checkElements(subDir string, check func(name string) error) error {
 	for element := range strings.SplitSeq(subDir, "/") {
-		if err := checkName(element); err != nil {
+		if err := check(element); err != nil {
 			return fmt.Errorf("%w: invalid subDir %.128q: %w", backend.ErrInvalid, subDir, err)
 		}
 	}
@@ -155,6 +157,21 @@ func checkSubDir(subDir string) error {
 
 // device matches the names that Windows reserves for devices, with any extension.
 var device = regexp.MustCompile(`(?i)^(con|prn|aux|nul|conin\$|conout\$|(com|lpt)([0-9¹²³]))( *\..*)?$`)
+
+// windowsShortName matches the short names of Windows.
+var windowsShortName = regexp.MustCompile(`^[^.]{1,6}~[0-9]{1,6}(\..{0,3})?$`)
+
+// checkNewName is checkName for a new volume. It is stricter: earlier releases have made volumes
+// that must stay usable.
+func checkNewName(name string) error {
+	switch {
+	case client.IsShortName(name):
+		return fmt.Errorf("%.64q has the form of a short name, and may name another file", name)
+	case client.FoldName(name) == records.MetaDir:
+		return fmt.Errorf("the name %s is reserved", records.MetaDir)
+	}
+	return checkName(name)
+}
 
 // checkName returns an error for a name that a directory of a volume must not have: one that
 // Windows refuses, or the name of the records.
@@ -165,9 +182,9 @@ func checkName(name string) error {
 	switch {
 	case device.MatchString(name):
 		return fmt.Errorf("%.64q is the name of a device on Windows", name)
-	case client.IsShortName(name):
+	case windowsShortName.MatchString(name):
 		return fmt.Errorf("%.64q has the form of a short name of Windows, and may name another file", name)
-	case client.FoldName(name) == records.MetaDir:
+	case records.Fold(name) == records.MetaDir:
 		return fmt.Errorf("the name %s is reserved", records.MetaDir)
 	case strings.HasPrefix(name, " "):
 		return fmt.Errorf("%.64q begins with a space", name)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -98,7 +99,7 @@ func parseShares(file []byte) ([]shareEntry, error) {
 		if e.source, err = parseSource(e.Source); err != nil {
 			return nil, fmt.Errorf("share %d: %w", i+1, err)
 		}
-		switch name := client.FoldName(e.source.String()); {
+		switch name := records.Fold(e.source.String()); {
 		case seen[name]:
 			return nil, fmt.Errorf("share %d: %s occurs twice", i+1, e.source)
 		case e.Guest == (e.Credentials != ""):

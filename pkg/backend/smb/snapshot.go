@@ -60,7 +60,7 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 			}
 			defer leave()
 			err = s.takeSnapshot(ctx, n, volume, job)
-			if err != nil { // a failed copy is in the trash
+			if s.trashed { // an incomplete copy
 				b.emptyTrash(volume.Source, o.Secrets)
 			}
 			return err

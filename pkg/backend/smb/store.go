@@ -21,6 +21,7 @@ type store struct {
 	source     mounter.ShareSource
 	mayPrepare bool // the call may make the directories of the store
 	untouched  bool // the last deletion put nothing into the trash
+	trashed    bool // a directory was moved into the trash
 }
 
 // store opens the store of a source. The caller calls close.
@@ -97,7 +98,7 @@ func (b *Backend) login(source mounter.ShareSource, secrets map[string]string, o
 	}
 	var best *shareEntry
 	for _, e := range b.shares.current() {
-		if contains(e.source, source) && (best == nil || len(e.source.Path) > len(best.source.Path)) {
+		if contains(records.Fold, e.source, source) && (best == nil || len(e.source.Path) > len(best.source.Path)) {
 			best = &e
 		}
 	}

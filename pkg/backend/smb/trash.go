@@ -17,23 +17,30 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// emptyTrash removes the content of the trash of a store in the background, unless a task is
-// already doing it. secrets are those of the call that filled the trash.
+// emptyTrash removes the content of the trash of a store in the background. If a task is already
+// doing it, the task begins again at its end. secrets are those of the call that filled the trash.
 func (b *Backend) emptyTrash(source mounter.ShareSource, secrets map[string]string) {
 	name := records.Fold(source.String())
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.emptying[name] {
+	if _, running := b.emptying[name]; running {
+		b.emptying[name] = true
 		return
 	}
-	b.emptying[name] = true
+	b.emptying[name] = false
 	b.jobs.Go(func(ctx context.Context) {
-		err := b.emptyTrashNow(ctx, source, secrets)
-		b.mu.Lock()
-		delete(b.emptying, name)
-		b.mu.Unlock()
-		if err != nil && ctx.Err() == nil {
-			b.cfg.Report(fmt.Errorf("empty the trash of %s: %w", source, err))
+		for again := true; again; {
+			err := b.emptyTrashNow(ctx, source, secrets)
+			if err != nil && ctx.Err() == nil {
+				b.cfg.Report(fmt.Errorf("empty the trash of %s: %w", source, err))
+			}
+			b.mu.Lock()
+			if again = b.emptying[name] && ctx.Err() == nil; again {
+				b.emptying[name] = false
+			} else {
+				delete(b.emptying, name)
+			}
+			b.mu.Unlock()
 		}
 	})
 }

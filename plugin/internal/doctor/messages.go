@@ -122,8 +122,9 @@ var callMessages = []message{
 	listed(`^code = FailedPrecondition desc = .*(holds a lease|too deep|are being moved)`,
 		inCopies+"FAILED_PRECONDITION, `holds a lease`, `too deep`, `are being moved`", pageConsistency),
 	listed(`^code = FailedPrecondition desc = .*(takes for one name|may be the alias|and does not find it|`+
-		`levels of directories)`,
-		inCopies+"FAILED_PRECONDITION, `takes for one name`, `may be the alias`, `does not find it`, `levels of directories`",
+		`levels of directories|is a link of the server)`,
+		inCopies+"FAILED_PRECONDITION, `takes for one name`, `may be the alias`, `does not find it`, `levels of directories`, "+
+			"`is a link of the server`",
 		pageSMB+"#snapshots-and-clones"),
 	listed(`^code = FailedPrecondition desc = .*(no progress for|an earlier copy still hangs|copies hang in)`,
 		inCopies+"FAILED_PRECONDITION, `no progress for 1m0s at …`"),

@@ -83,7 +83,7 @@ func TestACopyIsWhole(t *testing.T) {
 		b.file("from", want)
 		var p Progress
 		to := fmt.Sprint("to-", size)
-		if err := s.CopyFile(context.Background(), "from", to, time.Now(), &p); err != nil {
+		if err := s.CopyFile(context.Background(), "from", to, &p); err != nil {
 			t.Fatalf("%d bytes: %v", size, err)
 		}
 		got, err := os.ReadFile(filepath.Join(b.Dir, smbtest.Share, to))
@@ -94,7 +94,7 @@ func TestACopyIsWhole(t *testing.T) {
 		if p.Bytes.Load() != int64(size) || p.Files.Load() != 1 {
 			t.Errorf("progress: %d bytes, %d files, want %d and 1", p.Bytes.Load(), p.Files.Load(), size)
 		}
-		if err := s.CopyFile(context.Background(), "from", to, time.Now(), &p); !errors.Is(err, fs.ErrExist) {
+		if err := s.CopyFile(context.Background(), "from", to, &p); !errors.Is(err, fs.ErrExist) {
 			t.Errorf("a copy to an existing file: %v", err)
 		}
 	}
@@ -284,7 +284,7 @@ func TestPathsStayInTheirDirectory(t *testing.T) {
 		for name, err := range map[string]error{
 			"Mkdir": s.Mkdir(ctx, path), "Create": s.Create(ctx, path, nil), "Remove": s.Remove(ctx, path),
 			"RemoveTree": s.RemoveTree(ctx, path), "Rename from": s.Rename(ctx, path, "x"),
-			"Rename to": s.Rename(ctx, "volume", path), "CopyFile": s.CopyFile(ctx, "victim/data", path, time.Now(), new(Progress)),
+			"Rename to": s.Rename(ctx, "volume", path), "CopyFile": s.CopyFile(ctx, "victim/data", path, new(Progress)),
 			"CopyTree": s.CopyTree(ctx, path, "volume", new(Progress)), "Rewrite": s.Rewrite(ctx, path, 1, noCheck, nil),
 		} {
 			if !errors.Is(err, backend.ErrInvalid) {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -33,7 +32,7 @@ func TestOpenFilesEndWithTheirSession(t *testing.T) {
 			}
 			return nil
 		}
-		err := s.CopyFile(context.Background(), "from", "to-"+op, time.Now(), new(Progress))
+		err := s.CopyFile(context.Background(), "from", "to-"+op, new(Progress))
 		b.pool.Before = nil
 		// A file that is only read needs no close.
 		if want := op != "close"; errors.Is(err, backend.ErrUnavailable) != want || (err == nil) == want {
@@ -60,7 +59,7 @@ func TestALargeFileIsFlushedInParts(t *testing.T) {
 		}
 		return nil
 	}
-	if err := s.CopyFile(context.Background(), "from", "to", time.Now(), &p); err != nil {
+	if err := s.CopyFile(context.Background(), "from", "to", &p); err != nil {
 		t.Fatal(err)
 	}
 	if want := []int64{part, 2 * part, size}; !slices.Equal(flushed, want) {
@@ -90,7 +89,7 @@ func TestOpenFilesNeedTheLease(t *testing.T) {
 			return nil
 		}
 		ctx := WithLease(context.Background(), func() bool { return valid })
-		err := s.CopyFile(ctx, "from", "to-"+lost, time.Now(), new(Progress))
+		err := s.CopyFile(ctx, "from", "to-"+lost, new(Progress))
 		after = slices.DeleteFunc(after, func(op string) bool { return op == "close" })
 		if !errors.Is(err, backend.ErrUnavailable) || len(after) > 0 {
 			t.Errorf("%s: %v; operations after the loss: %q", lost, err, after)
@@ -110,7 +109,7 @@ func TestLostAnswers(t *testing.T) {
 	for op, call := range map[string]func(s *Share) error{
 		"make directory": func(s *Share) error { return s.Mkdir(ctx, "dir") },
 		"create":         func(s *Share) error { return s.Create(ctx, "file", []byte("x")) },
-		"close":          func(s *Share) error { return s.CopyFile(ctx, "from", "to", time.Now(), new(Progress)) },
+		"close":          func(s *Share) error { return s.CopyFile(ctx, "from", "to", new(Progress)) },
 	} {
 		s := b.open(smbtest.Share)
 		first := s.session

@@ -19,21 +19,47 @@ import (
 
 var shortName = regexp.MustCompile(`^[^.]{1,6}~[0-9A-Za-z]{1,6}(\..{0,3})?$`)
 
-// IsShortName reports whether a name has the form of a further name of a file: Windows gives such
-// names, and Samba lists a file under such an alias if Windows forbids its name, such as aux.c.
-// Source: "mangled names" in smb.conf(5).
+// IsShortName reports whether a name has the form of a further name of a file: Windows and Samba
+// give such names.
 func IsShortName(name string) bool { return shortName.MatchString(name) }
 
-// forbidden is a name that Windows forbids, and no server: Samba lists it under an alias or not.
-const forbidden = "aux.causeway"
+// isAlias reports whether a name has the form of the alias under which Samba lists a file if Windows
+// forbids its name, such as aux.c. separator is "mangling char" of smb.conf(5).
+func isAlias(name string, separator rune) bool {
+	base, extension, _ := strings.Cut(name, ".")
+	start, end, found := cutLast(base, separator)
+	return found && start != "" && len(start) <= 6 && end != "" && len(end) <= 2 && len(extension) <= 3 &&
+		name == strings.ToUpper(name)
+}
+
+// cutLast cuts s around the last separator.
+func cutLast(s string, separator rune) (before, after string, found bool) {
+	i := strings.LastIndex(s, string(separator))
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+utf8.RuneLen(separator):], true
+}
+
+// mayBeAlias reports whether isAlias is true for any separator.
+func mayBeAlias(name string) bool {
+	return strings.ContainsFunc(name, func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && r != '.' && isAlias(name, r)
+	})
+}
 
 // FoldName returns the same text for all names that some server takes for one: names that differ by
 // case, by their normalization (APFS, ZFS, ext4 with casefold), or by characters that have no
 // glyph (HFS+). Most servers tell some of these names apart. FoldName also folds paths.
 // It is close to NFKC_Casefold of the Unicode standard, section 3.13.
 func FoldName(name string) string {
-	name = norm.NFKC.String(strings.Map(shown, strings.ToLower(strings.ToUpper(name))))
-	return norm.NFKC.String(strings.ToLower(strings.ToUpper(cases.Fold().String(name))))
+	elements := strings.Split(name, "/")
+	for i, e := range elements {
+		e = norm.NFKC.String(strings.Map(shown, strings.ToLower(strings.ToUpper(e))))
+		e = norm.NFKC.String(strings.ToLower(strings.ToUpper(cases.Fold().String(e))))
+		elements[i] = strings.ReplaceAll(e, "/", "\x00") // of a character such as U+FF0F
+	}
+	return strings.Join(elements, "/")
 }
 
 // shown drops characters that have no glyph.
@@ -46,20 +72,12 @@ func shown(r rune) rune {
 
 // survey reads a tree before its copy, for the errors that the copy would otherwise find when a
 // part of the data has been copied, in each attempt anew.
-type survey struct {
-	*tree
-	target string // an empty directory
-	// plain reports whether the server lists forbidden names; nil: unknown.
-	plain *bool
-}
-
-// directory reads a directory with its subdirectories. Errors: backend.ErrPrecondition.
-func (s *survey) directory(ctx context.Context, dir string, depth int) error {
-	entries, err := s.entriesAt(ctx, dir, depth)
+func (t *tree) survey(ctx context.Context, dir string, depth int) error {
+	entries, err := t.entriesAt(ctx, dir, depth)
 	if err != nil {
 		return err
 	}
-	if err := s.names(ctx, dir, entries); err != nil {
+	if err := t.checkNames(ctx, dir, entries); err != nil {
 		return err
 	}
 	for _, e := range entries {
@@ -67,7 +85,11 @@ func (s *survey) directory(ctx context.Context, dir string, depth int) error {
 		case e.Link:
 			return linkError(inner)
 		case e.Dir:
-			if err := ignoreMissing(s.directory(ctx, inner, depth+1)); err != nil {
+			err := t.survey(ctx, inner, depth+1)
+			if errors.Is(err, fs.ErrNotExist) {
+				err = t.unresolved(ctx, dir, e)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -75,21 +97,23 @@ func (s *survey) directory(ctx context.Context, dir string, depth int) error {
 	return nil
 }
 
-// names checks the names of a directory.
-func (s *survey) names(ctx context.Context, dir string, entries []Entry) error {
-	folded := make(map[string]string, len(entries))
+// checkNames checks the names of a directory.
+func (t *tree) checkNames(ctx context.Context, dir string, entries []Entry) error {
+	folded := make(map[string][]string, len(entries))
 	for _, e := range entries {
 		key := FoldName(e.Name)
-		other, twice := folded[key]
-		folded[key] = e.Name
-		var err error
-		switch {
-		case twice:
-			err = s.checkPair(ctx, dir, other, e.Name)
-		case IsShortName(e.Name):
-			err = s.checkAlias(ctx, path.Join(dir, e.Name))
-		case strings.ContainsRune(e.Name, utf8.RuneError): // the library lists a name that is not UTF-16 with U+FFFD
-			err = s.unresolved(ctx, dir, e)
+		for _, other := range folded[key] {
+			if other == e.Name { // removed and created again during the list, or not UTF-16
+				continue
+			}
+			if err := t.checkPair(ctx, dir, other, e.Name); err != nil {
+				return err
+			}
+		}
+		folded[key] = append(folded[key], e.Name)
+		err := t.checkAlias(ctx, path.Join(dir, e.Name))
+		if err == nil && strings.ContainsRune(e.Name, utf8.RuneError) { // the library lists a name that is not UTF-16 so
+			err = t.unresolved(ctx, dir, e)
 		}
 		if err != nil {
 			return err
@@ -98,60 +122,83 @@ func (s *survey) names(ctx context.Context, dir string, entries []Entry) error {
 	return nil
 }
 
-// checkPair checks two names of a directory that some server takes for one.
-func (s *survey) checkPair(ctx context.Context, dir, a, b string) error {
-	one, err := s.areOne(ctx, a, b)
-	if err == nil && one {
-		return fmt.Errorf("%w: directory %q has %q and %q, which the server takes for one name: rename one of them",
+// checkPair checks two names of a directory that some server takes for one: it creates both in the
+// target.
+func (t *tree) checkPair(ctx context.Context, dir, a, b string) error {
+	first, second := path.Join(t.target, a), path.Join(t.target, b)
+	if err := ofCopy(t.CreateMarker(ctx, first, nil)); err != nil {
+		return err
+	}
+	err := ofCopy(t.CreateMarker(ctx, second, nil))
+	if errors.Is(err, fs.ErrExist) {
+		err = fmt.Errorf("%w: directory %q has %q and %q, which the server takes for one name: rename one of them",
 			backend.ErrPrecondition, dir, a, b)
 	}
-	return err
-}
-
-// checkAlias checks an entry whose name has the form of a short name.
-func (s *survey) checkAlias(ctx context.Context, entry string) error {
-	plain, err := s.listsForbiddenNames(ctx)
-	if err == nil && !plain {
-		return fmt.Errorf("%w: %q may be the alias under which the server lists a name that Windows forbids, such as "+
-			"aux.c: set \"mangled names = no\" on a Samba server, or rename the file", backend.ErrPrecondition, entry)
+	for _, probe := range []string{first, second} {
+		e := Retry(ctx, func() error { return t.Remove(ctx, probe) })
+		err = errors.Join(err, e)
 	}
 	return err
 }
 
-// areOne reports whether the server takes two names for one: it creates both in the target.
-func (s *survey) areOne(ctx context.Context, a, b string) (one bool, err error) {
-	a, b = path.Join(s.target, a), path.Join(s.target, b)
-	if err := s.CreateMarker(ctx, a, nil); err != nil {
-		return false, err
+// checkAlias checks an entry whose name may be an alias: a copy of it would have the alias as its
+// name, or another name.
+func (t *tree) checkAlias(ctx context.Context, entry string) error {
+	name := path.Base(entry)
+	if !mayBeAlias(name) {
+		return nil
 	}
-	err = s.CreateMarker(ctx, b, nil)
-	if one = errors.Is(err, fs.ErrExist); one {
-		err = nil
-	}
-	return one, errors.Join(err, s.Remove(ctx, a), s.Remove(ctx, b))
-}
-
-// listsForbiddenNames reports whether the server lists a file of the target under its own name if
-// Windows forbids the name. Then each listed name is the name of its file.
-func (s *survey) listsForbiddenNames(ctx context.Context) (bool, error) {
-	if s.plain != nil {
-		return *s.plain, nil
-	}
-	plain, name := false, path.Join(s.target, forbidden)
-	err := s.CreateMarker(ctx, name, nil)
-	switch {
-	case errors.Is(err, backend.ErrInvalid), errors.Is(err, backend.ErrDenied): // proves nothing
-	case err != nil:
-		return false, err
-	default:
-		err = s.List(ctx, s.target, func(e Entry) error {
-			plain = plain || e.Name == forbidden
-			return nil
-		})
-		if err = errors.Join(err, s.Remove(ctx, name)); err != nil {
-			return false, err
+	if t.separator == nil {
+		separator, err := t.findSeparator(ctx)
+		if err != nil {
+			return err
 		}
+		t.separator = &separator
 	}
-	s.plain = &plain
-	return plain, nil
+	if !isAlias(name, *t.separator) {
+		return nil
+	}
+	return fmt.Errorf("%w: %q may be the alias under which the server lists a name that Windows forbids, such as "+
+		"aux.c: set \"mangled names = no\" on a Samba server, or rename the file", backend.ErrPrecondition, entry)
+}
+
+// noAliases is the separator of a server that lists each file under its own name.
+const noAliases = '/'
+
+// findSeparator returns the separator of the server's aliases. It creates a file with a name that
+// Windows forbids in the target, and looks for it in a list.
+func (t *tree) findSeparator(ctx context.Context) (separator rune, err error) {
+	const standard, forbidden = '~', "aux.causeway"
+	name, before := path.Join(t.target, forbidden), map[string]bool{}
+	err = t.List(ctx, t.target, func(e Entry) error {
+		before[e.Name] = true
+		return nil
+	})
+	if err != nil {
+		return 0, ofCopy(err)
+	}
+	switch err := t.CreateMarker(ctx, name, nil); {
+	case errors.Is(err, backend.ErrInvalid), errors.Is(err, backend.ErrDenied), errors.Is(err, fs.ErrNotExist),
+		errors.Is(err, fs.ErrExist): // proves nothing
+		return standard, nil
+	case err != nil:
+		return 0, err
+	}
+	separator = standard
+	err = t.List(ctx, t.target, func(e Entry) error {
+		switch {
+		case e.Name == forbidden:
+			separator = noAliases
+		case !before[e.Name]:
+			base, _, _ := strings.Cut(e.Name, ".")
+			for _, r := range base {
+				if isAlias(e.Name, r) {
+					separator = r
+				}
+			}
+		}
+		return nil
+	})
+	removal := Retry(ctx, func() error { return t.Remove(ctx, name) })
+	return separator, ofCopy(errors.Join(err, removal))
 }

@@ -91,7 +91,45 @@ func TestNamesThatWindowsForbids(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.holds(to, "a file", path, "real~1.txt", "A~B")
+			b.tree(smbtest.Share, "usual", "a~b", "v1~rc", "file~1.c", "LOG-01.TXT")
+			to = b.tree(smbtest.Share, "copy")
+			if err := b.open(smbtest.Share).CopyTree(t.Context(), "usual", "copy", new(Progress)); err != nil {
+				t.Error(err)
+			}
+			b.holds(to, "a~b", "v1~rc", "file~1.c", "LOG-01.TXT")
 		})
+	}
+}
+
+// TestAForbiddenNameThatAppearsDuringACopy: the survey has not seen it.
+func TestAForbiddenNameThatAppearsDuringACopy(t *testing.T) {
+	b := serve(t)
+	from := b.tree(smbtest.Share, "from", "sub/file")
+	b.tree(smbtest.Share, "to")
+	lists := 0
+	b.pool.Before = func(op, path string) error {
+		if op == "open" && path == "from/sub" {
+			if lists++; lists == 2 {
+				return os.WriteFile(from+"/sub/aux.c", []byte("x"), 0o666)
+			}
+		}
+		return nil
+	}
+	err := b.open(smbtest.Share).CopyTree(t.Context(), "from", "to", new(Progress))
+	if !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(fmt.Sprint(err), "mangled names = no") {
+		t.Errorf("%v, want ErrPrecondition with a remedy", err)
+	}
+}
+
+func TestAliases(t *testing.T) {
+	for name, want := range map[string]bool{"CQWERT~X.TXT": true, "AUX~1A": true, "A_1234~0": true, "C^X.TXT": false,
+		"cqwert~x.txt": false, "A~BCD": false, "LONGNAME~1": false, "A~1.TEXT": false, "~1": false, "A~": false} {
+		if got := isAlias(name, '~'); got != want {
+			t.Errorf("isAlias(%q) = %v, want %v", name, got, want)
+		}
+	}
+	if !isAlias("CQWERT^X.TXT", '^') || !mayBeAlias("CQWERT^X.TXT") || mayBeAlias("README") || isAlias("LOG-1", noAliases) {
+		t.Error("separators")
 	}
 }
 
@@ -152,6 +190,9 @@ func TestFoldName(t *testing.T) {
 		if FoldName(names[0]) != FoldName(names[1]) {
 			t.Errorf("%q and %q are different", names[0], names[1])
 		}
+	}
+	if FoldName("a\uff0fb") == FoldName("a/b") {
+		t.Error("a character becomes a slash")
 	}
 	for _, name := range []string{"a", "b", "a b", "a/b", "a.b", "ä", "Ａ１"} {
 		if FoldName(name) == FoldName("ab") || FoldName(FoldName(name)) != FoldName(name) {
@@ -315,8 +356,8 @@ func deepen(t *testing.T, top string, levels int, name string) {
 func TestTreesOfAnyDepthAreRemoved(t *testing.T) {
 	b := serve(t)
 	top := b.tree(smbtest.Share, "top", "a file")
-	deepen(t, top, 3000, "d")
-	deepen(t, top, 60, strings.Repeat("long", 60))
+	deepen(t, top, 1100, "d")
+	deepen(t, top, 12, strings.Repeat("long", 60))
 	s := b.open(smbtest.Share)
 	if err := s.RemoveTree(t.Context(), "top"); err != nil {
 		t.Error(err)

@@ -70,7 +70,14 @@ type Entry struct {
 	Modified time.Time
 	Created  time.Time // by the clock of the server
 	Dir      bool
-	Link     bool // a reparse point, such as a link of Windows: never followed
+	Link     bool   // a reparse point, such as a link of Windows: never followed
+	id       uint64 // of the file at the server, in a list; 0: unknown
+}
+
+// isLike reports whether an entry of a later list is that of the same, unchanged file. The time of
+// the creation does not count: Samba 4.17 has reported another one for a file that was not changed.
+func (e Entry) isLike(before Entry) bool {
+	return e.id == before.id && e.Size == before.Size && e.Modified.Equal(before.Modified)
 }
 
 // leaseKey is the key of the value of WithLease.
@@ -216,7 +223,7 @@ func entry(info fs.FileInfo) Entry {
 	e := Entry{Name: info.Name(), Size: info.Size(), Modified: info.ModTime(), Dir: info.IsDir(),
 		Link: info.Mode()&fs.ModeSymlink != 0}
 	if stat, ok := info.Sys().(*smb2.FileStat); ok {
-		e.Created = stat.CreationTime
+		e.Created, e.id = stat.CreationTime, stat.FileId
 	}
 	return e
 }

@@ -46,14 +46,14 @@ type Progress struct{ Files, Bytes atomic.Int64 }
 // Errors: fs.ErrNotExist if the file does not exist; fs.ErrExist if the new file exists;
 // backend.ErrPrecondition if the file became shorter during the copy; backend.ErrUnavailable if
 // the new file, or its directory, was removed.
-func (s *Share) CopyFile(ctx context.Context, from, to string, modified time.Time, p *Progress) error {
-	if err := s.copyFile(ctx, from, to, modified, p); err != nil {
+func (s *Share) CopyFile(ctx context.Context, from, to string, p *Progress) error {
+	if err := s.copyFile(ctx, from, to, p); err != nil {
 		return fmt.Errorf("copy to %q: %w", to, err)
 	}
 	return nil
 }
 
-func (s *Share) copyFile(ctx context.Context, from, to string, modified time.Time, p *Progress) (err error) {
+func (s *Share) copyFile(ctx context.Context, from, to string, p *Progress) (err error) {
 	if err := checkPath(to); err != nil {
 		return err
 	}
@@ -68,6 +68,10 @@ func (s *Share) copyFile(ctx context.Context, from, to string, modified time.Tim
 	if err != nil {
 		return err
 	}
+	e, err := s.Stat(ctx, from) // before the content is read: a later change has a later time
+	if err != nil {
+		return err
+	}
 	dst, err := files.open(ctx, "create", to, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {
 		return ofCopy(err)
@@ -76,12 +80,12 @@ func (s *Share) copyFile(ctx context.Context, from, to string, modified time.Tim
 	if err == nil {
 		err = files.flush(ctx, dst)
 	}
-	e := files.close(ctx, dst)
-	if err = errors.Join(err, e); err != nil {
+	closing := files.close(ctx, dst)
+	if err = errors.Join(err, closing); err != nil {
 		return err
 	}
 	p.Files.Add(1)
-	return s.setTime(ctx, to, modified)
+	return s.setTime(ctx, to, e.Modified)
 }
 
 // setTime sets the time of modification of a new file or directory.
@@ -188,6 +192,10 @@ type tree struct {
 	progress *Progress
 	slots    chan struct{} // for files that are copied or removed
 	failure  atomic.Pointer[error]
+
+	// Of a copy:
+	target    string // an empty directory
+	separator *rune  // of the server's aliases; nil: unknown
 }
 
 // start runs an operation on a file in a goroutine of a group, when the tree has a free slot.
@@ -239,7 +247,8 @@ func (t *tree) failed() error {
 // sends no new requests, but waits for those that it has sent.
 func (s *Share) CopyTree(ctx context.Context, from, to string, p *Progress) error {
 	ctx, t := s.tree(ctx, p)
-	if err := (&survey{tree: t, target: to}).directory(ctx, from, 0); err != nil {
+	t.target = to
+	if err := t.survey(ctx, from, 0); err != nil {
 		return err
 	}
 	entries, err := t.entriesAt(ctx, from, 0)
@@ -251,21 +260,29 @@ func (s *Share) CopyTree(ctx context.Context, from, to string, p *Progress) erro
 }
 
 // copy copies the entries of a directory. An entry that is missing is left out if the server no
-// longer lists it. Otherwise it was created again, or it has another name than the one listed.
+// longer lists it, or lists another file of the name in each round. Otherwise it has another name
+// than the one listed.
 func (t *tree) copy(ctx context.Context, from, to string, entries []Entry, depth int) error {
-	for round := 1; ; round++ {
+	before := map[string]Entry{}
+	for range rounds {
 		missing := t.copyEntries(ctx, from, to, entries, depth)
 		if err := t.failed(); err != nil || len(missing) == 0 {
 			return err
 		}
+		for _, e := range entries {
+			before[e.Name] = e
+		}
 		var err error
-		if entries, err = t.listed(ctx, from, missing); err != nil || len(entries) == 0 {
+		if entries, err = t.listed(ctx, from, missing); err != nil {
 			return err
 		}
-		if round == rounds {
-			return notFound(path.Join(from, entries[0].Name))
+	}
+	for _, e := range entries {
+		if e.isLike(before[e.Name]) {
+			return notFound(path.Join(from, e.Name))
 		}
 	}
+	return nil
 }
 
 // notFound is the error of an entry that the server lists, and does not find.
@@ -296,6 +313,9 @@ func (t *tree) copyEntries(ctx context.Context, from, to string, entries []Entry
 	var group sync.WaitGroup
 	for _, e := range entries {
 		from, to := path.Join(from, e.Name), path.Join(to, e.Name)
+		if t.failed() == nil {
+			t.fail(t.checkAlias(ctx, from)) // it may be new
+		}
 		switch {
 		case t.failed() != nil:
 		case e.Link:
@@ -303,7 +323,7 @@ func (t *tree) copyEntries(ctx context.Context, from, to string, entries []Entry
 		case e.Dir: // not in a goroutine of its own: a deep tree would need one for each level
 			done(e, t.copyDirectory(ctx, from, to, e, depth+1))
 		default:
-			t.start(&group, func() { done(e, t.CopyFile(ctx, from, to, e.Modified, t.progress)) })
+			t.start(&group, func() { done(e, t.CopyFile(ctx, from, to, t.progress)) })
 		}
 	}
 	group.Wait()
@@ -396,11 +416,17 @@ func (r *removal) remove(ctx context.Context, dir string, e Entry) error {
 	}
 	if len(dir) > len(r.top)+maxBelow {
 		beside := path.Join(path.Dir(r.top), "deep-"+rand.Text())
-		err := r.Rename(ctx, dir, beside)
-		if err == nil {
-			r.deep = append(r.deep, beside)
+		if err := r.Rename(ctx, dir, beside); err != nil {
+			return ignoreMissing(err)
 		}
-		return ignoreMissing(err)
+		if _, err := r.Stat(ctx, path.Dir(dir)); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%w: %.256q leads through a link to itself: set \"follow symlinks = no\" on a Samba server",
+				backend.ErrPrecondition, dir)
+		} else if err != nil {
+			return err
+		}
+		r.deep = append(r.deep, beside)
+		return nil
 	}
 	entries, err := r.entries(ctx, dir)
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -40,7 +39,7 @@ func copyUntil(s *Share, file string, stop <-chan struct{}) <-chan error {
 	go func() {
 		for i := 0; ; i++ {
 			to := fmt.Sprint("copy-", i)
-			err := s.CopyFile(context.Background(), file, to, time.Now(), new(Progress))
+			err := s.CopyFile(context.Background(), file, to, new(Progress))
 			if err = errors.Join(err, s.Remove(context.Background(), to)); err != nil {
 				result <- err
 				return
