@@ -138,7 +138,7 @@ func (s *store) verify(ctx context.Context, v *records.Volume, subDir string) er
 	}
 	newer, err := s.isNewer(ctx, v, e)
 	if err == nil && newer { // a person has removed the directory of v, and made another, or a volume has it
-		err = s.overlapsBy(ctx, v, records.Fold) // what the server has is mounted: names that it tells apart are two
+		err = s.overlapsBy(ctx, v, records.Fold) // the stricter comparison of new volumes could refuse an old one
 	}
 	return ignore(err, backend.ErrDenied)
 }

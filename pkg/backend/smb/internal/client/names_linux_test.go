@@ -245,8 +245,8 @@ func TestAListedNameThatIsNotFound(t *testing.T) {
 	}
 }
 
-// TestEntriesThatDisappearDuringACopy: an entry that is gone is left out, and one that is created
-// again is copied.
+// TestEntriesThatDisappearDuringACopy: an entry that is gone is left out, and an entry that
+// is created again is copied.
 func TestEntriesThatDisappearDuringACopy(t *testing.T) {
 	b := serve(t)
 	from := b.tree(smbtest.Share, "from", "gone", "again", "goes/file", "returns/file", "stays")
