@@ -235,7 +235,8 @@ func TestAVolumeMovesFromCSIDriverSMB(t *testing.T) {
 	}
 }
 
-// TestOtherFormsOfAVolume: csi-driver-smb also accepts these sources, and a secret of the publish alone.
+// TestOtherFormsOfAVolume: csi-driver-smb also accepts these sources, and a secret of the publish
+// alone.
 func TestOtherFormsOfAVolume(t *testing.T) {
 	t.Parallel()
 	for old, replacement := range map[string]string{

@@ -8,52 +8,17 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 )
 
 // files writes files into the source, each with its path as content.
 func (w *world) files(paths ...string) {
 	w.Helper()
 	for _, path := range paths {
-		if err := os.WriteFile(w.path(path), []byte(path), 0o666); err != nil {
-			w.Fatal(err)
-		}
+		w.write(path, path)
 	}
-}
-
-// deep makes a tree of that many levels in the source.
-func (w *world) deep(path string, levels int) {
-	w.Helper()
-	at, err := unix.Open(w.path(path), unix.O_DIRECTORY|unix.O_PATH, 0)
-	for i := 0; err == nil && i < levels; i++ {
-		if err = unix.Mkdirat(at, "level", 0o777); err == nil {
-			var next int
-			next, err = unix.Openat(at, "level", unix.O_DIRECTORY|unix.O_PATH, 0)
-			unix.Close(at)
-			at = next
-		}
-	}
-	if err != nil {
-		w.Fatal(err)
-	}
-	unix.Close(at)
-}
-
-// trashEmpties waits until the background has emptied the trash.
-func (w *world) trashEmpties() {
-	w.Helper()
-	await.NoError(w, "the trash is empty", func() error {
-		trash, err := os.ReadDir(w.path(records.MetaDir, trashDir))
-		if err == nil && len(trash) > 0 {
-			err = fmt.Errorf("the trash has %v", trash)
-		}
-		return err
-	})
 }
 
 // TestACopyThatCannotBeWhole: the error is final and names the entry, the copies leave nothing, and
@@ -65,8 +30,12 @@ func TestACopyThatCannotBeWhole(t *testing.T) {
 	}{
 		"two names for one": {func(w *world, _ *Backend) { w.files("pvc-1/README", "pvc-1/readme") },
 			"which the server takes for one name"},
-		"an alias":        {func(w *world, _ *Backend) { w.files("pvc-1/aux.c") }, "mangled names = no"},
-		"too many levels": {func(w *world, _ *Backend) { w.deep("pvc-1", 600) }, "more than 512 levels"},
+		"an alias": {func(w *world, _ *Backend) { w.files("pvc-1/aux.c") }, "mangled names = no"},
+		"too many levels": {func(w *world, _ *Backend) {
+			if err := os.MkdirAll(w.path("pvc-1", strings.Repeat("d/", 600)), 0o777); err != nil {
+				w.Fatal(err)
+			}
+		}, "more than 512 levels"},
 		"a name that is not found": {func(w *world, b *Backend) {
 			w.files("pvc-1/bad")
 			bad := w.path("pvc-1/bad")
@@ -100,14 +69,14 @@ func TestACopyThatCannotBeWhole(t *testing.T) {
 					t.Errorf("%v, want ErrPrecondition with %q", err, row.want)
 				}
 			}
-			w.trashEmpties()
+			await.NoError(t, "the background has emptied the trash", w.trash)
 			if left := w.entries(); len(left) != 1 || left[0] != "pvc-1" {
 				t.Errorf("the source has %q, want the volume only", left)
 			}
 			if err := b.Delete(ctx, v.ID, nil); err != nil {
 				t.Fatal(err)
 			}
-			w.trashEmpties()
+			await.NoError(t, "the background has emptied the trash", w.trash)
 			if left := w.entries(); len(left) > 0 {
 				t.Errorf("left after the deletion: %q", left)
 			}
@@ -115,8 +84,8 @@ func TestACopyThatCannotBeWhole(t *testing.T) {
 	}
 }
 
-// TestADirectoryThatIsInUseIsNotDenied: Windows and Samba 4.22 answer ACCESS_DENIED if a file of a
-// directory that moves is open. The hook gives this answer: Samba 4.17 moves such a directory.
+// TestADirectoryThatIsInUseIsNotDenied: Samba 4.22 answers ACCESS_DENIED if a file of a directory
+// that moves is open. The hook gives this answer: Samba 4.17 moves such a directory.
 func TestADirectoryThatIsInUseIsNotDenied(t *testing.T) {
 	for onDelete, want := range map[string]error{deleteData: backend.ErrInUse, archiveData: backend.ErrDenied} {
 		t.Run(onDelete, func(t *testing.T) {

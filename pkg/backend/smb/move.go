@@ -26,7 +26,7 @@ func (s *store) move(ctx context.Context, from, to string) error {
 	switch {
 	case errors.Is(err, client.ErrShared):
 		return fmt.Errorf("%w: another client has files of %s open: %s", backend.ErrInUse, s.path(from), err.Error())
-	case errors.Is(err, backend.ErrDenied): // for open files as well: [MS-FSA] 2.1.5.15.12, Samba 4.22
+	case errors.Is(err, backend.ErrDenied): // Samba 4.22: for open files as well
 		return fmt.Errorf("%w: the account may not move %s, or another client has files of it open", err, s.path(from))
 	case errors.Is(err, fs.ErrNotExist): // a person has removed the directory, or the trash
 		return errors.Join(ignore(s.share.Mkdir(ctx, s.meta(trashDir)), fs.ErrExist),

@@ -21,7 +21,7 @@ type store struct {
 	source     mounter.ShareSource
 	mayPrepare bool // the call may make the directories of the store
 	untouched  bool // the last deletion put nothing into the trash
-	trashed    bool // a directory was moved into the trash
+	trashed    bool // a directory may have been moved into the trash
 }
 
 // store opens the store of a source. The caller calls close.

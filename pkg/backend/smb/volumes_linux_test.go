@@ -223,12 +223,17 @@ func (w *world) emptyTrash(b *Backend) {
 		if err := b.emptyTrashNow(context.Background(), w.parsed(), nil); err != nil {
 			return err
 		}
-		trash, err := os.ReadDir(w.path(records.MetaDir, trashDir))
-		if err == nil && len(trash) > 0 {
-			err = fmt.Errorf("the trash has %v", trash)
-		}
-		return err
+		return w.trash()
 	})
+}
+
+// trash returns an error if the trash has entries.
+func (w *world) trash() error {
+	all, err := os.ReadDir(w.path(records.MetaDir, trashDir))
+	if err == nil && len(all) > 0 {
+		err = fmt.Errorf("the trash has %v", all)
+	}
+	return err
 }
 
 func TestOnDelete(t *testing.T) {

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,27 +26,21 @@ func IsShortName(name string) bool { return shortName.MatchString(name) }
 
 // isAlias reports whether a name has the form of the alias under which Samba lists a file if Windows
 // forbids its name, such as aux.c. separator is "mangling char" of smb.conf(5).
-func isAlias(name string, separator rune) bool {
+func isAlias(name, separator string) bool {
 	base, extension, _ := strings.Cut(name, ".")
-	start, end, found := cutLast(base, separator)
-	return found && start != "" && len(start) <= 6 && end != "" && len(end) <= 2 && len(extension) <= 3 &&
-		name == strings.ToUpper(name)
+	i := strings.LastIndex(base, separator)
+	end := len(base) - i - len(separator)
+	return 1 <= i && i <= 6 && 1 <= end && end <= 2 && len(extension) <= 3 && name == strings.ToUpper(name)
 }
 
-// cutLast cuts s around the last separator.
-func cutLast(s string, separator rune) (before, after string, found bool) {
-	i := strings.LastIndex(s, string(separator))
-	if i < 0 {
-		return s, "", false
+// separatorOf returns a separator with which isAlias is true, or "".
+func separatorOf(name string) string {
+	for _, r := range name {
+		if !unicode.IsLetter(r) && !unicode.IsDigit(r) && r != '.' && isAlias(name, string(r)) {
+			return string(r)
+		}
 	}
-	return s[:i], s[i+utf8.RuneLen(separator):], true
-}
-
-// mayBeAlias reports whether isAlias is true for any separator.
-func mayBeAlias(name string) bool {
-	return strings.ContainsFunc(name, func(r rune) bool {
-		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && r != '.' && isAlias(name, r)
-	})
+	return ""
 }
 
 // FoldName returns the same text for all names that some server takes for one: names that differ by
@@ -70,8 +65,8 @@ func shown(r rune) rune {
 	return r
 }
 
-// survey reads a tree before its copy, for the errors that the copy would otherwise find when a
-// part of the data has been copied, in each attempt anew.
+// survey reads a tree before its copy. It returns the errors that the copy would otherwise find after
+// it has copied a part of the data.
 func (t *tree) survey(ctx context.Context, dir string, depth int) error {
 	entries, err := t.entriesAt(ctx, dir, depth)
 	if err != nil {
@@ -145,17 +140,16 @@ func (t *tree) checkPair(ctx context.Context, dir, a, b string) error {
 // name, or another name.
 func (t *tree) checkAlias(ctx context.Context, entry string) error {
 	name := path.Base(entry)
-	if !mayBeAlias(name) {
+	if separatorOf(name) == "" {
 		return nil
 	}
-	if t.separator == nil {
-		separator, err := t.findSeparator(ctx)
-		if err != nil {
+	if t.separator == "" {
+		var err error
+		if t.separator, err = t.findSeparator(ctx); err != nil {
 			return err
 		}
-		t.separator = &separator
 	}
-	if !isAlias(name, *t.separator) {
+	if !isAlias(name, t.separator) {
 		return nil
 	}
 	return fmt.Errorf("%w: %q may be the alias under which the server lists a name that Windows forbids, such as "+
@@ -163,39 +157,27 @@ func (t *tree) checkAlias(ctx context.Context, entry string) error {
 }
 
 // noAliases is the separator of a server that lists each file under its own name.
-const noAliases = '/'
+const noAliases = "/"
 
 // findSeparator returns the separator of the server's aliases. It creates a file with a name that
 // Windows forbids in the target, and looks for it in a list.
-func (t *tree) findSeparator(ctx context.Context) (separator rune, err error) {
-	const standard, forbidden = '~', "aux.causeway"
-	name, before := path.Join(t.target, forbidden), map[string]bool{}
-	err = t.List(ctx, t.target, func(e Entry) error {
-		before[e.Name] = true
-		return nil
-	})
-	if err != nil {
-		return 0, ofCopy(err)
-	}
+func (t *tree) findSeparator(ctx context.Context) (separator string, err error) {
+	const standard, forbidden, endOfAlias = "~", "aux.causeway", ".CAU"
+	name := path.Join(t.target, forbidden)
 	switch err := t.CreateMarker(ctx, name, nil); {
 	case errors.Is(err, backend.ErrInvalid), errors.Is(err, backend.ErrDenied), errors.Is(err, fs.ErrNotExist),
 		errors.Is(err, fs.ErrExist): // proves nothing
 		return standard, nil
 	case err != nil:
-		return 0, err
+		return "", err
 	}
 	separator = standard
 	err = t.List(ctx, t.target, func(e Entry) error {
 		switch {
 		case e.Name == forbidden:
 			separator = noAliases
-		case !before[e.Name]:
-			base, _, _ := strings.Cut(e.Name, ".")
-			for _, r := range base {
-				if isAlias(e.Name, r) {
-					separator = r
-				}
-			}
+		case strings.HasSuffix(e.Name, endOfAlias):
+			separator = cmp.Or(separatorOf(e.Name), separator)
 		}
 		return nil
 	})

@@ -124,12 +124,17 @@ func TestAForbiddenNameThatAppearsDuringACopy(t *testing.T) {
 func TestAliases(t *testing.T) {
 	for name, want := range map[string]bool{"CQWERT~X.TXT": true, "AUX~1A": true, "A_1234~0": true, "C^X.TXT": false,
 		"cqwert~x.txt": false, "A~BCD": false, "LONGNAME~1": false, "A~1.TEXT": false, "~1": false, "A~": false} {
-		if got := isAlias(name, '~'); got != want {
+		if got := isAlias(name, "~"); got != want {
 			t.Errorf("isAlias(%q) = %v, want %v", name, got, want)
 		}
 	}
-	if !isAlias("CQWERT^X.TXT", '^') || !mayBeAlias("CQWERT^X.TXT") || mayBeAlias("README") || isAlias("LOG-1", noAliases) {
-		t.Error("separators")
+	for name, want := range map[string]string{"CQWERT^X.TXT": "^", "A8Z4KX~1.CAU": "~", "README": "", "a~b": ""} {
+		if got := separatorOf(name); got != want {
+			t.Errorf("separatorOf(%q) = %q, want %q", name, got, want)
+		}
+	}
+	if isAlias("LOG-1", noAliases) {
+		t.Error("a server without aliases has one")
 	}
 }
 
@@ -356,8 +361,8 @@ func deepen(t *testing.T, top string, levels int, name string) {
 func TestTreesOfAnyDepthAreRemoved(t *testing.T) {
 	b := serve(t)
 	top := b.tree(smbtest.Share, "top", "a file")
-	deepen(t, top, 1100, "d")
-	deepen(t, top, 12, strings.Repeat("long", 60))
+	deepen(t, top, maxDepth+100, "d")
+	deepen(t, top, 24, strings.Repeat("long", 60))
 	s := b.open(smbtest.Share)
 	if err := s.RemoveTree(t.Context(), "top"); err != nil {
 		t.Error(err)

@@ -195,7 +195,7 @@ type tree struct {
 
 	// Of a copy:
 	target    string // an empty directory
-	separator *rune  // of the server's aliases; nil: unknown
+	separator string // of the server's aliases; "": unknown
 }
 
 // start runs an operation on a file in a goroutine of a group, when the tree has a free slot.
@@ -382,8 +382,8 @@ func (s *Share) entries(ctx context.Context, dir string) (entries []Entry, err e
 // RemoveTree removes an entry and, if it is a directory, its content. RemoveTree does not follow
 // links. An entry that the server does not remove does not stop the rest: RemoveTree then returns
 // the error of such an entry, which is ErrShared only if other clients have all of them open. A
-// missing entry is no error. A directory with a path that may be too long is moved beside dir, to
-// the name deep- with a random rest; after an error it can be left there.
+// missing entry is no error. RemoveTree moves a directory with a long path beside dir, and gives it
+// a random name that begins with deep-. After an error such a directory can be left there.
 func (s *Share) RemoveTree(ctx context.Context, dir string) error {
 	e, err := s.Stat(ctx, dir)
 	switch {
