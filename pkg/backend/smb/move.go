@@ -114,7 +114,8 @@ func (s *store) moveOrRemove(ctx context.Context, v *records.Volume) error {
 	}
 	err := s.move(ctx, v.SubDir, v.Target)
 	if mayDelete && errors.Is(err, backend.ErrDenied) { // hardly for lack of a right
-		err = fmt.Errorf("%w: another client probably has files of %s open: %s", backend.ErrInUse, s.path(v.SubDir), err.Error())
+		err = fmt.Errorf("%w: another client probably has files of %s open: %s", backend.ErrInUse,
+			s.path(v.SubDir), err.Error())
 	}
 	return err
 }

@@ -49,7 +49,9 @@ func (s *store) isNoSource(ctx context.Context, v *records.Volume) error {
 	dir := s.source
 	dir.Path = s.path(v.SubDir)
 	sources := s.shares.sources()
-	inside := slices.IndexFunc(sources, func(other mounter.ShareSource) bool { return contains(client.FoldName, dir, other) })
+	inside := slices.IndexFunc(sources, func(other mounter.ShareSource) bool {
+		return contains(client.FoldName, dir, other)
+	})
 	if inside >= 0 {
 		return fmt.Errorf("%w: %s is around the source %s: choose another subDir", backend.ErrPrecondition, dir,
 			sources[inside])

@@ -107,7 +107,8 @@ func (t *tree) checkNames(ctx context.Context, dir string, entries []Entry) erro
 		}
 		folded[key] = append(folded[key], e.Name)
 		err := t.checkAlias(ctx, path.Join(dir, e.Name))
-		if err == nil && strings.ContainsRune(e.Name, utf8.RuneError) { // the library lists a name that is not UTF-16 so
+		// The library lists a name that is not UTF-16 with this rune.
+		if err == nil && strings.ContainsRune(e.Name, utf8.RuneError) {
 			err = t.unresolved(ctx, dir, e)
 		}
 		if err != nil {

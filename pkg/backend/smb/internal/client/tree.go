@@ -420,8 +420,8 @@ func (r *removal) remove(ctx context.Context, dir string, e Entry) error {
 			return ignoreMissing(err)
 		}
 		if _, err := r.Stat(ctx, path.Dir(dir)); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%w: %.256q leads through a link to itself: set \"follow symlinks = no\" on a Samba server",
-				backend.ErrPrecondition, dir)
+			return fmt.Errorf("%w: %.256q leads through a link to itself: set \"follow symlinks = no\" on a Samba "+
+				"server", backend.ErrPrecondition, dir)
 		} else if err != nil {
 			return err
 		}
