@@ -104,7 +104,7 @@ func newProcess(t *testing.T, node, mode, cloud string) *process {
 	if p.conn, err = grpc.NewClient("unix://"+p.path("csi.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond,
-			Multiplier: 1, MaxDelay: 10 * time.Millisecond}}),
+			Multiplier: 1, MaxDelay: 10 * time.Millisecond}, MinConnectTimeout: time.Minute}),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true))); err != nil {
 		t.Fatal(err)
 	}
