@@ -121,21 +121,41 @@ func (c *content) planImage(o backend.CreateOptions, from *content) error {
 		return fmt.Errorf("%w: invalid fsType %.32q: must be %q, the filesystem of the source", backend.ErrInvalid,
 			c.FSType, from.FSType)
 	}
-	wanted := max(chooseSize(o), minSizes[c.FSType])
+	wanted := max(chooseSize(o), c.minSize())
 	if wanted > maxImage {
 		return fmt.Errorf("%w: an image of %d bytes: must have at most %d", backend.ErrOutOfRange, wanted,
 			int64(maxImage))
 	}
 	c.Size = (wanted + sizeUnit - 1) / sizeUnit * sizeUnit
-	if down := wanted / sizeUnit * sizeUnit; o.Required == 0 && down >= minSizes[c.FSType] {
+	if down := wanted / sizeUnit * sizeUnit; o.Required == 0 && down >= c.minSize() {
 		c.Size = down // no larger size is required, and there may be a limit
 	}
 	if o.Limit > 0 && c.Size > o.Limit {
 		return fmt.Errorf("%w: the size of an image is a multiple of %d bytes, with this filesystem at least %d: %d "+
 			"is above the limit of %d",
-			backend.ErrOutOfRange, sizeUnit, minSizes[c.FSType], c.Size, o.Limit)
+			backend.ErrOutOfRange, sizeUnit, c.minSize(), c.Size, o.Limit)
 	}
 	return nil
+}
+
+// minSize returns the least size in bytes.
+func (c content) minSize() int64 {
+	if c.Kind == directory {
+		return 1
+	}
+	return minSizes[c.FSType]
+}
+
+// largest returns the size, in bytes, of the largest volume with this content in available bytes:
+// 0 if not even the smallest fits.
+func (c content) largest(available int64) int64 {
+	if c.Kind == image {
+		available = min(available, maxImage) / sizeUnit * sizeUnit
+	}
+	if available < c.minSize() {
+		return 0
+	}
+	return available
 }
 
 // chooseSize returns a size in bytes within the range of o.

@@ -1,11 +1,13 @@
 package hostpath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -266,6 +268,67 @@ func TestCapacityOfAFilesystemOfItsOwn(t *testing.T) {
 	if err != nil || before.Available != 16<<20 || after != before {
 		t.Errorf("%d bytes are available, and %d when the volume uses its reservation (%v)", before.Available,
 			after.Available, err)
+	}
+}
+
+// TestTheMaximumOfCapacityIsCreated, and a byte more is refused, for each kind, filesystem and root.
+func TestTheMaximumOfCapacityIsCreated(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	for _, free := range []struct {
+		name  string
+		bytes int64
+		never []string // filesystems that do not fit
+	}{
+		{"an odd number of bytes", 600<<20 + 1, nil},
+		{"100 MiB", 100 << 20, []string{"xfs", "btrfs"}},
+		{"less than a page", 4095, []string{"ext4", "xfs", "btrfs", "block", "any"}},
+	} {
+		t.Run(free.name, func(t *testing.T) {
+			w := newDisk(t, "size=640m")
+			b := w.open()
+			for i, size := range []int64{32 << 20, 608<<20 - free.bytes} {
+				if _, err := b.Create(ctx, backend.CreateOptions{Name: fmt.Sprint(i), Required: size,
+					Access: []backend.Access{{}}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for name, access := range map[string][]backend.Access{"directory": {{}}, "ext4": {{FSType: "ext4"}},
+				"xfs": {{FSType: "xfs"}}, "btrfs": {{FSType: "btrfs"}}, "block": {{Block: true}}, "any": nil} {
+				k := cmp.Or(map[string]kind{"directory": directory}[name], image)
+				o := backend.CreateOptions{Name: name, Access: access, Parameters: map[string]string{kindKey: string(k)}}
+				c, err := b.Capacity(ctx, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if access == nil {
+					o.Access = []backend.Access{{}}
+				}
+				if slices.Contains(free.never, name) {
+					if c != (backend.Capacity{}) {
+						t.Errorf("%s: Capacity = %+v, want none", name, c)
+					}
+					o.Required = 1
+					if _, err := b.Create(ctx, o); !errors.Is(err, backend.ErrExhausted) {
+						t.Errorf("%s: Create of the least size = %v, want ErrExhausted", name, err)
+					}
+					continue
+				}
+				o.Required = c.Maximum + 1
+				if _, err := b.Create(ctx, o); !errors.Is(err, backend.ErrExhausted) {
+					t.Errorf("%s: Create of %d bytes, one above the maximum = %v, want ErrExhausted", name, o.Required, err)
+				}
+				o.Required = c.Maximum
+				v, err := b.Create(ctx, o)
+				if err != nil || v.Size != c.Maximum || c.Maximum > c.Available {
+					t.Errorf("%s: Capacity = %+v, and Create of the maximum = %d bytes, %v", name, c, v.Size, err)
+				}
+				if err := b.Delete(ctx, v.ID, nil); err != nil {
+					t.Error(err)
+				}
+				w.emptied()
+			}
+		})
 	}
 }
 

@@ -37,7 +37,7 @@ func (b *Backend) List(_ context.Context, after string, limit int) (page []backe
 }
 
 // Capacity returns the capacity for directories or images, as o requests: 0 if no such volume can
-// be made.
+// be made. Create makes a volume of Maximum bytes, and refuses a byte more.
 func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backend.Capacity, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -45,6 +45,9 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 	}
 	o = withKind(o, b.kinds[0])
 	o.Required, o.Limit = 0, 0
+	if len(o.Access) == 0 {
+		o.Access = []backend.Access{{}}
+	}
 	if kind(o.Parameters[kindKey]) == directory {
 		// CreateVolume explains that a directory has no filesystem. Without capacity it would not
 		// be called.
@@ -55,12 +58,8 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 	}
 	want := new(volume)
 	if err := want.plan(o, nil); err != nil {
-		access := o.Access
 		o.Access = nil
-		if err := want.plan(o, nil); err != nil || len(access) == 0 {
-			return backend.Capacity{}, err
-		}
-		return backend.Capacity{}, nil // no volume can have these capabilities
+		return backend.Capacity{}, want.plan(o, nil) // no error: no volume can have these capabilities
 	}
 	if b.servable(want.content, o.Access) != nil {
 		return backend.Capacity{}, nil
@@ -75,7 +74,11 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 		return backend.Capacity{}, err
 	}
 	available := disk.Offered(b.catalog.Reserved())
-	return backend.Capacity{Available: available, Maximum: available}, nil
+	largest := want.largest(available)
+	if largest == 0 {
+		return backend.Capacity{}, nil
+	}
+	return backend.Capacity{Available: available, Maximum: largest}, nil
 }
 
 // Health returns the conditions of one volume: of its record, its data, its filesystem and its
