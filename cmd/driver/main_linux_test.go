@@ -249,6 +249,23 @@ func TestAStalledProcessIsReplaced(t *testing.T) {
 	second.awaitReady("the second process serves the root")
 }
 
+// TestARemovedSocketIsMadeAgain: the kubelet makes a new connection for each call.
+func TestARemovedSocketIsMadeAgain(t *testing.T) {
+	p := start(t, build(t), newDir(t))
+	if ready, err := p.probe(); !ready || err != nil {
+		t.Fatalf("Probe = %v, %v: %s", ready, err, p.said())
+	}
+	if err := os.Remove(filepath.Join(p.dir, "csi.sock")); err != nil {
+		t.Fatal(err)
+	}
+	if ready, err := p.probe(); !ready || err != nil {
+		t.Errorf("Probe after the removal = %v, %v: %s", ready, err, p.said())
+	}
+	if !strings.Contains(p.said(), "the socket was removed") {
+		t.Errorf("the log does not say it: %s", p.said())
+	}
+}
+
 func TestTheProcessServesMetrics(t *testing.T) {
 	dir := newDir(t)
 	p := start(t, build(t), dir, "--http-endpoint=127.0.0.1:0")

@@ -3,6 +3,7 @@
 package ownsocket
 
 import (
+	"errors"
 	"io/fs"
 	"net"
 	"os"
@@ -99,5 +100,74 @@ func TestASocketIsClosedOnce(t *testing.T) {
 	first.Close()
 	if _, err := os.Lstat(path); err != nil {
 		t.Errorf("a second Close removed the next socket: %v", err)
+	}
+}
+
+func TestARemovedSocketIsMadeAgain(t *testing.T) {
+	path := newPath(t)
+	s := listen(t, path)
+	accepted := make(chan net.Conn)
+	ended := make(chan error)
+	go func() {
+		for {
+			conn, err := s.Accept()
+			if err != nil {
+				ended <- err
+				return
+			}
+			accepted <- conn
+		}
+	}()
+	connect := func() (client, server net.Conn) {
+		t.Helper()
+		client, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server = <-accepted
+		t.Cleanup(func() { client.Close(); server.Close() })
+		return client, server
+	}
+	client, server := connect()
+	if restored, err := s.Restore(); restored || err != nil {
+		t.Errorf("Restore of a socket that exists = %t, %v", restored, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if restored, err := s.Restore(); !restored || err != nil || s.Replaced() {
+		t.Fatalf("Restore of a removed socket = %t, %v; replaced: %t", restored, err, s.Replaced())
+	}
+	if info, err := os.Lstat(path); err != nil || info.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("the socket is %v, %v, want mode 0600", info, err)
+	}
+	connect()
+	if _, err := client.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := server.Read(make([]byte, 1)); n != 1 {
+		t.Errorf("a connection of the removed socket: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Accept of a closed socket = %v", err)
+	}
+	if restored, err := s.Restore(); restored || err != nil {
+		t.Errorf("Restore of a closed socket = %t, %v", restored, err)
+	}
+}
+
+// TestRestoreLeavesTheSocketOfAnotherProcess that took the path after the removal.
+func TestRestoreLeavesTheSocketOfAnotherProcess(t *testing.T) {
+	path := newPath(t)
+	s := listen(t, path)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	other := listen(t, path)
+	if restored, err := s.Restore(); restored || err != nil || !s.Replaced() || other.Replaced() {
+		t.Errorf("Restore = %t, %v; replaced: %t and %t", restored, err, s.Replaced(), other.Replaced())
 	}
 }

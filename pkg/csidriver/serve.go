@@ -33,7 +33,7 @@ const gcPercent = 30
 
 // run serves until ctx is done. It opens its endpoints first: while another driver serves there,
 // run changes nothing. A driver that did not answer and was replaced ends itself when it resumes:
-// see fence.
+// see watchSocket.
 func run(ctx context.Context, o options, log *slog.Logger, exit func(code int)) (err error) {
 	if _, err := os.Stat(o.kubeletDir); err != nil && o.mode != modeController {
 		return fmt.Errorf("--kubelet-dir: %w", err)
@@ -50,7 +50,7 @@ func run(ctx context.Context, o options, log *slog.Logger, exit func(code int)) 
 	p.registry.MustRegister(buildInfo(o))
 	l.measure(p.registry)
 	if exit != nil {
-		go p.fence(exit)
+		go p.watchSocket(exit)
 	}
 	if p.traces, err = driver.Tracing(ctx, o.driverName, o.program.version(), log); err != nil {
 		return err
@@ -81,18 +81,29 @@ type instance struct {
 	traces    driver.Traces
 }
 
-// fenceEvery is the interval of the checks of the socket. A process that was stopped checks at once
+// socketEvery is the interval of the checks of the socket. A process that was stopped checks at once
 // when it resumes.
-const fenceEvery = time.Second
+const socketEvery = time.Second
 
-// fence ends this process, with all calls in progress, if another driver has replaced its socket:
-// the other driver mounts and unmounts now.
-func (p *instance) fence(exit func(code int)) {
-	for range time.Tick(fenceEvery) {
+// watchSocket makes the socket again if it was removed: the kubelet makes a new connection for each
+// call. watchSocket ends this process, with all calls in progress, if another driver has replaced
+// its socket: the other driver mounts and unmounts now.
+func (p *instance) watchSocket(exit func(code int)) {
+	var last string
+	for range time.Tick(socketEvery) {
 		if driver.Replaced(p.listeners.csi) {
 			p.log.Error("another process serves the endpoint now: this process must not change anything any more",
 				"endpoint", p.endpoint)
 			exit(exitError)
+		}
+		switch restored, err := driver.Restore(p.listeners.csi); {
+		case err != nil && err.Error() != last:
+			last = err.Error()
+			p.log.Error("the socket was removed and cannot be made again: no client can connect", "endpoint",
+				p.endpoint, "error", err)
+		case restored:
+			last = ""
+			p.log.Warn("the socket was removed, though this process runs: it is made again", "endpoint", p.endpoint)
 		}
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/causeway-csi/causeway/internal/ownsocket"
 )
 
 // maxSocketPath is the length of the longest path of a Unix socket on all supported systems, in
@@ -67,6 +69,16 @@ func listen(endpoint string, allowTCP bool, limit time.Duration) (net.Listener, 
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
 	return bindSocket(path)
+}
+
+// Restore makes the socket on which l listens again if it was removed, and reports whether it was.
+// The connections of the removed socket stay open.
+func Restore(l net.Listener) (restored bool, err error) {
+	s, ok := l.(*ownsocket.Socket)
+	if !ok {
+		return false, nil
+	}
+	return s.Restore()
 }
 
 // checkStale returns nil if nothing exists at path, or a socket on which no process answers before

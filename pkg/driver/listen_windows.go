@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/windows"
 
 	"github.com/causeway-csi/causeway/internal/dacl"
+	"github.com/causeway-csi/causeway/internal/ownsocket"
 )
 
 // makeSocketDir makes the directory of the socket, which other users cannot enter.
@@ -19,14 +20,11 @@ func bindSocket(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	l, err := net.Listen("unix", path)
+	s, err := ownsocket.Listen(path)
 	if err != nil {
-		return nil, err
+		return nil, err // a nil *ownsocket.Socket is no nil net.Listener
 	}
-	if err := dacl.Set(path, dacl.Private); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
+	return s, nil
 }
 
 func isRefused(err error) bool { return errors.Is(err, windows.WSAECONNREFUSED) }

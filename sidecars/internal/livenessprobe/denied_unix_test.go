@@ -97,6 +97,25 @@ func TestWhoIsToBlameForALostDriver(t *testing.T) {
 	}
 }
 
+// TestADriverWithoutASocketFails although it serves its old connections: nobody can connect to it
+// (livenessprobe#68).
+func TestADriverWithoutASocketFails(t *testing.T) {
+	path := socketPath(t)
+	defer (&driver{}).serve(t, path)()
+	r := probing(t, path, unlimited())
+	answers(t, r, 200, "ok")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := get(r); code != 500 || !strings.Contains(body, "no such file or directory") {
+		t.Errorf("/healthz answers %d %q, want 500 with the reason", code, body)
+	}
+	defer (&driver{}).serve(t, path)()
+	if code, body := get(r); code != 200 {
+		t.Errorf("/healthz with the socket of a new driver answers %d %q", code, body)
+	}
+}
+
 // A lack of permission that is over excuses nothing.
 func TestADriverThatHangsBehindASocketThatWasDenied(t *testing.T) {
 	if unprivileged.Again(t) {
@@ -111,7 +130,9 @@ func TestADriverThatHangsBehindASocketThatWasDenied(t *testing.T) {
 	r := probing(t, path, c)
 	answers(t, r, 200, denied)
 	chmod(t, path, 0o600)
-	await.True(t, "the socket is open", func() bool { r.conn.Connect(); return r.socket.Denied() == nil })
+	if err := r.socket.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	c.timeout = time.Second
 	answers(t, r, 500, "DeadlineExceeded")
 }

@@ -55,13 +55,13 @@ func (c *controller) Validate() error {
 func (*controller) Needs() sidecar.Needs { return sidecar.Needs{Driver: true} }
 
 func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
-	return &runner{controller: c, conn: env.Conn, socket: env.Socket}, nil
+	return &runner{controller: c, connect: env.Connect, socket: env.Socket}, nil
 }
 
 // runner asks the driver when the kubelet asks the runner.
 type runner struct {
 	*controller
-	conn    *grpc.ClientConn
+	connect func() (*grpc.ClientConn, error)
 	socket  *sidecar.Socket
 	running singleflight.Group
 	failing atomic.Bool
@@ -108,13 +108,19 @@ func (r *runner) Check(ctx context.Context) (note string, err error) {
 	}
 }
 
-// probe does not use the context of a caller: it continues when the first caller hangs up. A
-// missing permission of this process passes: after an error the kubelet would restart the driver,
+// probe connects to the driver for each probe, as the kubelet does for each call: on an old
+// connection a driver answers when nobody else can connect any more (livenessprobe#68). probe does
+// not use the context of a caller: it continues when the first caller hangs up. A missing permission of this process passes: after an error the kubelet would restart the driver,
 // which does not help. Package sidecar logs it and is not ready.
 func (r *runner) probe() (note string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
 	defer cancel()
-	ready, err := rpc.Probe(ctx, r.conn) // a driver that does not say is ready: CSI spec v1.13, ProbeResponse
+	conn, err := r.connect()
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	ready, err := rpc.Probe(ctx, conn) // a driver that does not say is ready: CSI spec v1.13, ProbeResponse
 	// UNAVAILABLE is also the code for a failed dial. The last dial succeeded if it came from the
 	// driver.
 	if denied := r.socket.Denied(); denied != nil && status.Code(err) == codes.Unavailable {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -99,16 +98,11 @@ func simulated(t *testing.T, d *driver) *runner {
 func build(t *testing.T, c *controller, socket *sidecar.Socket,
 	dial func(context.Context) (net.Conn, error)) *runner {
 	t.Helper()
-	retry := backoff.DefaultConfig // as in package sidecar
-	retry.MaxDelay = time.Second
-	conn, err := grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Minute}),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }))
-	if err != nil {
-		t.Fatal(err)
+	connect := func() (*grpc.ClientConn, error) {
+		return grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }))
 	}
-	t.Cleanup(func() { conn.Close() })
-	built, err := c.Build(t.Context(), &sidecar.Env{Conn: conn, Socket: socket})
+	built, err := c.Build(t.Context(), &sidecar.Env{Connect: connect, Socket: socket})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,6 +198,45 @@ func TestAProbeEndsInTime(t *testing.T) {
 			t.Errorf("/healthz of a driver that answers again answers %d", code)
 		}
 	})
+}
+
+// Each probe has a connection of its own, and closes it.
+func TestAProbeLeavesNoConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		open := 0
+		d := &driver{}
+		l := bufconn.Listen(1 << 16)
+		t.Cleanup(d.serveOn(l))
+		r := build(t, unlimited(), sidecar.NewSocket(""), func(ctx context.Context) (net.Conn, error) {
+			conn, err := l.DialContext(ctx)
+			open++
+			return &counted{Conn: conn, open: &open}, err
+		})
+		for range 3 {
+			if code, body := get(r); code != 200 {
+				t.Errorf("/healthz answers %d %q", code, body)
+			}
+			synctest.Wait()
+			if open != 0 {
+				t.Errorf("%d connections are open after a probe", open)
+			}
+		}
+		if got := d.probes.Load(); got != 3 {
+			t.Errorf("the driver was asked %d times, want 3", got)
+		}
+	})
+}
+
+// counted is a connection that is counted while it is open.
+type counted struct {
+	net.Conn
+	once sync.Once
+	open *int
+}
+
+func (c *counted) Close() error {
+	c.once.Do(func() { *c.open-- })
+	return c.Conn.Close()
 }
 
 // A driver that answers just in time is healthy.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"net/http"
@@ -181,6 +182,7 @@ type node struct {
 	list      func(registry string) map[string]any // see kubelet
 	listenCSI func() (net.Listener, error)
 	dialCSI   func(context.Context) (net.Conn, error)
+	csi       string // path of the driver's socket, or empty
 }
 
 // newNode returns a node with files.
@@ -192,7 +194,7 @@ func newNode(t *testing.T) node {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	csi := filepath.Join(dir, "csi")
-	return node{registry: dir, dir: files{}, list: sockets,
+	return node{registry: dir, dir: files{}, list: sockets, csi: csi,
 		listenCSI: func() (net.Listener, error) { return net.Listen("unix", csi) },
 		dialCSI:   func(ctx context.Context) (net.Conn, error) { return files{}.dial(ctx, csi) }}
 }
@@ -236,6 +238,9 @@ func (n node) startAs(t *testing.T, c *controller) *process {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &process{runner: built.(*runner), stop: stop, ended: make(chan error, 1)}
 	p.dir = n.dir
+	if n.csi != "" {
+		p.driver = sidecar.NewSocket(n.csi)
+	}
 	go func() { p.ended <- p.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()
@@ -367,6 +372,31 @@ func TestARegistryThatComesLate(t *testing.T) {
 	n.kubelet(nil).awaitDriver(t, 0)
 	if err := p.Ready(); err != nil {
 		t.Errorf("Ready = %v of a driver that is registered", err)
+	}
+	p.end(t)
+}
+
+// TestADriverWhoseSocketWasRemoved: the kubelet has the driver, but cannot connect to it.
+func TestADriverWhoseSocketWasRemoved(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	(&driver{name: "csi.example.com"}).serve(t, n)
+	p := n.start(t)
+	n.kubelet(nil).awaitDriver(t, 0)
+	if err := p.Ready(); err != nil {
+		t.Errorf("Ready = %v of a driver that is registered", err)
+	}
+	if err := os.Rename(n.csi, n.csi+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Ready(); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "accepts no connection") {
+		t.Errorf("Ready without the driver's socket = %v", err)
+	}
+	if err := os.Rename(n.csi+".away", n.csi); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Ready(); err != nil {
+		t.Errorf("Ready = %v when the socket is back", err)
 	}
 	p.end(t)
 }

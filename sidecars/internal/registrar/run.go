@@ -65,12 +65,17 @@ func (r *runner) Run(ctx context.Context) error {
 	return r.register(ctx, served{name: name, socket: filepath.Join(r.registry, name+"-reg.sock")}, stop)
 }
 
-// Ready returns why the driver is not registered.
+// Ready returns why the driver is not registered, or why the kubelet cannot connect to it.
 func (r *runner) Ready() error {
 	switch err := r.problem.Err(); {
 	case err != nil:
 		return err
 	case r.taken.Load():
+		ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
+		defer cancel()
+		if err := r.driver.Check(ctx); err != nil {
+			return fmt.Errorf("the driver is registered, but accepts no connection: %w", err)
+		}
 		return nil
 	case r.served.Load() == nil:
 		return errors.New("the driver's name is not known yet")

@@ -127,16 +127,7 @@ func (c *calls) cut(answer string) string {
 // channel reconnects, and lost is called after the end of each connection on which the driver has
 // answered. Without a connection, calls fail at once with UNAVAILABLE.
 func dial(ctx context.Context, socket *Socket, c *calls, lost func()) (*grpc.ClientConn, error) {
-	retry := backoff.DefaultConfig
-	retry.MaxDelay = time.Second
-	conn, err := grpc.NewClient("passthrough:///csi",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the directory of the socket belongs to the pod
-		grpc.WithAuthority("localhost"),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 5 * time.Second}),
-		grpc.WithIdleTimeout(0),
-		// a page of 100,000 volumes is more than 4 MiB
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
-		grpc.WithUnaryInterceptor(c.intercept),
+	conn, err := c.channel(
 		grpc.WithStatsHandler(breaks{ended: func() {
 			if c.answered.Swap(false) && ctx.Err() == nil {
 				lost()
@@ -154,6 +145,31 @@ func dial(ctx context.Context, socket *Socket, c *calls, lost func()) (*grpc.Cli
 	}
 	go keep(ctx, conn)
 	return conn, nil
+}
+
+// channel returns a channel that counts and logs its calls. It connects with the first call.
+func (c *calls) channel(options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	retry := backoff.DefaultConfig
+	retry.MaxDelay = time.Second
+	return grpc.NewClient("passthrough:///csi", append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the directory of the socket belongs to the pod
+		grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 5 * time.Second}),
+		grpc.WithIdleTimeout(0),
+		// a page of 100,000 volumes is more than 4 MiB
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
+		grpc.WithUnaryInterceptor(c.intercept),
+	}, options...)...)
+}
+
+// connector returns a function that returns a new channel to the driver's socket. Only its caller
+// uses that channel: its first call shows whether the driver accepts connections.
+func (c *calls) connector(socket *Socket) func() (*grpc.ClientConn, error) {
+	return func() (*grpc.ClientConn, error) {
+		return c.channel(grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return socket.Dial(ctx)
+		}))
+	}
 }
 
 // leading is a connection that rejects writes after leadership is lost, also those of earlier

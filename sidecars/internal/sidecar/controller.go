@@ -81,6 +81,10 @@ type Env struct {
 	// Conn is the channel of the process to the CSI driver, or nil if no controller needs a driver.
 	// It logs and counts calls, and reconnects.
 	Conn *grpc.ClientConn
+	// Connect returns a new channel to the CSI driver, which the caller closes. Like Conn, it logs
+	// and counts calls. A driver can answer on Conn when no other client can connect any more, as
+	// its socket was removed. Connect is nil if no controller needs a driver.
+	Connect func() (*grpc.ClientConn, error)
 	// Socket is the socket that Conn dials, or nil if no controller needs a driver.
 	Socket *Socket
 	// Driver is the name from GetPluginInfo. Driver and the capabilities are set for controllers

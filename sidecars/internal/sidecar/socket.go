@@ -33,6 +33,18 @@ func (s *Socket) Dial(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
+// Check returns an error if the socket accepts no connection.
+func (s *Socket) Check(ctx context.Context) error {
+	if s == nil { // no controller needs a driver
+		return nil
+	}
+	conn, err := s.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
 // Denied returns an error with the remedy if the last dial failed with EACCES or EPERM. The driver
 // may be healthy then.
 func (s *Socket) Denied() error {

@@ -194,6 +194,7 @@ func (s *supervisor) environment(on []Controller) (*Env, error) {
 		return nil, err
 	}
 	env.Socket = NewSocket(path)
+	env.Connect = counted.connector(env.Socket)
 	s.server.Require("csi-address", env.Socket.Denied)
 	exact := slices.ContainsFunc(on, func(k Controller) bool { return k.Needs().Capabilities })
 	// Calls that finish after the end of work need the connection.
