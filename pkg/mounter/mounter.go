@@ -338,6 +338,12 @@ type Images interface {
 	// absolute and still leads to the directory. Errors: ErrPath if an element of source is a link.
 	MountPointsOf(source string) ([]string, error)
 
+	// Detach detaches the device of an image if no mount uses the device and no process has it
+	// open: a program has unmounted the node of a Disk without Unmount, which leaves the device
+	// attached. Detach returns the device if no mount uses it, but a process still has it open.
+	// Then it is detached when that process closes it. Errors: ErrPath, ErrNoAnswer.
+	Detach(ctx context.Context, image string) (device string, err error)
+
 	// IsFilesystem reports whether a directory is the root of a filesystem, whose space then
 	// belongs to the owner of the directory alone. Errors: errors.ErrUnsupported where this is not
 	// known.

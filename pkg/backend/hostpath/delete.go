@@ -87,22 +87,22 @@ func (b *Backend) move(s *root, d *deletion) error {
 }
 
 // Delete moves the volume to the trash.
-func (b *Backend) Delete(_ context.Context, id string, _ map[string]string) error {
-	return b.removeVolume(id, false)
+func (b *Backend) Delete(ctx context.Context, id string, _ map[string]string) error {
+	return b.removeVolume(ctx, id, false)
 }
 
 // DeleteInline moves an inline volume to the trash.
-func (b *Backend) DeleteInline(_ context.Context, handle string) error {
+func (b *Backend) DeleteInline(ctx context.Context, handle string) error {
 	b.traffic.touch()
 	// The driver calls DeleteInline for every volume that it unpublishes. A volume of CreateVolume
 	// must not wait for the root.
 	if _, err := volumeid.Parse(handle); err == nil {
 		return nil
 	}
-	return b.removeVolume(handle, true)
+	return b.removeVolume(ctx, handle, true)
 }
 
-func (b *Backend) removeVolume(id string, inline bool) error {
+func (b *Backend) removeVolume(ctx context.Context, id string, inline bool) error {
 	return b.remove(id, func(s *root) (*deletion, error) {
 		v, err := b.volume(id)
 		if err == nil && v.Inline != inline {
@@ -114,7 +114,7 @@ func (b *Backend) removeVolume(id string, inline bool) error {
 		return &deletion{
 			dir: volumesDir, id: v.ID,
 			prepare: func() error {
-				if err := b.unused(s, v); err != nil {
+				if err := b.unused(ctx, s, v); err != nil {
 					return err
 				}
 				crashpoint.Reached("delete:checked")
@@ -166,8 +166,9 @@ func (b *Backend) removeGroup(id string, allow func(*group) error) error {
 
 // unused returns ErrInUse if the kernel reports the volume as mounted anywhere on this machine.
 // hostpath attaches nothing, so no attachment prevents a deletion, and the emptying of the trash
-// would delete the files below a mount.
-func (b *Backend) unused(s *root, v *volume) error {
+// would delete the files below a mount. unused detaches the device of a block volume whose staging
+// path was unmounted by another program than the driver.
+func (b *Backend) unused(ctx context.Context, s *root, v *volume) error {
 	source := filepath.Dir(s.dataPath(v))
 	if v.Kind == image {
 		source = s.dataPath(v)
@@ -176,6 +177,16 @@ func (b *Backend) unused(s *root, v *volume) error {
 	if errors.Is(err, mounter.ErrPath) { // a link is in the path: the arguments of the call are not the reason
 		if at := s.checkData(v); at != nil {
 			return wrongType(at)
+		}
+	}
+	if err == nil && len(users) > 0 && v.Kind == image {
+		var device string
+		if device, err = b.cfg.Images.Detach(ctx, source); err == nil && device != "" {
+			return fmt.Errorf("%w: volume %s is attached to %s, which a process or another mount "+
+				"namespace uses", backend.ErrInUse, v.ID, device)
+		}
+		if err == nil {
+			users, err = b.cfg.Images.MountPointsOf(source)
 		}
 	}
 	if err != nil {

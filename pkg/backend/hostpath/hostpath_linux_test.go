@@ -21,6 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/quietlog"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
 
@@ -371,6 +372,60 @@ func TestDeleteRejectsAMountedVolume(t *testing.T) {
 	if err := b.Delete(ctx, v.ID, nil); err != nil {
 		t.Errorf("Delete = %v", err)
 	}
+}
+
+// TestABlockVolumeThatAnotherProgramUnmountedIsDeleted: the kubelet has forgotten its staging path,
+// and an operator has unmounted it, as the error of DeleteVolume says.
+func TestABlockVolumeThatAnotherProgramUnmountedIsDeleted(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	w := newDisk(t, "size=64m")
+	kubelet := filepath.Join(filepath.Dir(w.cfg.Root), "kubelet")
+	if err := os.Mkdir(kubelet, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m, err := host.New(kubelet, kubelet+".frozen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := w.open(func(c *Config) { c.Images = m })
+	access := backend.Access{Block: true}
+	v, err := b.Create(ctx, backend.CreateOptions{Name: "v", Required: 8 * mib, Access: []backend.Access{access},
+		Parameters: map[string]string{kindKey: string(image)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mount, err := b.Mount(ctx, v.ID, access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	staging := filepath.Join(kubelet, "staging")
+	if err := m.Mount(ctx, mount, staging); err != nil {
+		t.Fatal(err)
+	}
+	node := filepath.Join(staging, mounter.DeviceName)
+	inUse := func(reason string) {
+		t.Helper()
+		if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) || !strings.Contains(err.Error(), reason) {
+			t.Errorf("Delete = %v, want ErrInUse, %s", err, reason)
+		}
+	}
+	inUse("is mounted at " + node)
+	dev, err := os.Open(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Unmount(node, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	inUse("is attached to /dev/loop")
+	if err := dev.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Delete(ctx, v.ID, nil); err != nil {
+		t.Errorf("Delete = %v", err)
+	}
+	w.emptied()
 }
 
 func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {

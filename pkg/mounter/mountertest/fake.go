@@ -449,6 +449,9 @@ func (f *Fake) Failing() (map[string]mounter.Failure, error) {
 	return all, nil
 }
 
+// Detach does nothing: no program unmounts anything behind the back of a Fake.
+func (f *Fake) Detach(context.Context, string) (string, error) { return "", f.Err }
+
 // Tune changes the result of Mounts.
 func (f *Fake) Tune(ctx context.Context, m mounter.Mount) error {
 	if m.Kind != mounter.Image && m.Kind != mounter.Disk {

@@ -156,6 +156,8 @@ var callMessages = []message{
 		inClaims+"FAILED_PRECONDITION, `is in the directory of volume`, `is the source of other volumes`"),
 	listed(`directories of two volumes overlap`, inClaims+"FAILED_PRECONDITION, `the directories of two volumes overlap`"),
 	listed(`no record of this source names it`, inClaims+"FAILED_PRECONDITION, `no record of this source names it`"),
+	listed(`code = FailedPrecondition desc = .*is attached to /dev/loop`,
+		"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `is attached to /dev/loop…`"),
 	listed(`code = \w+ desc = .*is mounted at|code = FailedPrecondition.* mounted at`,
 		"A volume or a snapshot is not deleted: FAILED_PRECONDITION"),
 	listed(`is unusable: record of a newer version`, "Conditions of a volume: `RecordOfNewerVersion`"),

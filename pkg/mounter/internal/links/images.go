@@ -99,6 +99,8 @@ func (h Host) keepDetached(ctx context.Context, images []string) (release func()
 }
 
 // Tune does nothing: images always use the page cache of their file.
+func (Host) Detach(context.Context, string) (string, error) { return "", nil }
+
 func (Host) Tune(context.Context, mounter.Mount) error { return nil }
 
 // failingTime is how long Failing waits for a volume.

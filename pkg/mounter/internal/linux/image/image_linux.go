@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -275,6 +276,45 @@ func (im *Images) onlyNode(d tree.Handle, n int) (bool, error) {
 		}
 	}
 	return alone, nil
+}
+
+// Detach is that of mounter.Images. It holds the lock of the image, so that the device is not that
+// of a Disk whose node is about to be mounted.
+func (im *Images) Detach(ctx context.Context, image string) (device string, err error) {
+	src, release, err := im.locks.LockSource(ctx, mounter.Mount{Kind: mounter.Disk, Source: image})
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	b := src.Backing()
+	n, ok, err := im.loops.DeviceFor(b)
+	if err != nil || !ok {
+		return "", err
+	}
+	users, err := im.loops.Users(b)
+	if err != nil || !slices.Equal(users, []string{loop.Path(n)}) {
+		return "", err
+	}
+	if err := vanish(n, b); err != nil {
+		return "", err
+	}
+	if loop.Released(n, b) {
+		return "", nil
+	}
+	return loop.Path(n), nil
+}
+
+// vanish lets the kernel detach a device that has the backing file b with its last user.
+func vanish(n int, b tree.Backing) error {
+	dev, err := loop.OpenOwn(n, b)
+	if err != nil || dev == nil {
+		return err
+	}
+	defer dev.Close()
+	if err := loop.SetAutoclear(dev, true); err != nil && !errors.Is(err, unix.ENXIO) {
+		return err
+	}
+	return tree.SetDeviceReadOnly(dev, false) // for the next file with this device number
 }
 
 // Tune is that of mounter.Images.

@@ -564,6 +564,58 @@ func TestMountRepairsAnIncompleteDisk(t *testing.T) {
 	}
 }
 
+// TestDetachOfADiskThatAnotherProgramUnmounted: kubernetes#121937, KEP-6058. Its device stays
+// attached, as nothing but the driver's Unmount detaches it.
+func TestDetachOfADiskThatAnotherProgramUnmounted(t *testing.T) {
+	ctx := context.Background()
+	for _, restarted := range []bool{false, true} {
+		b := linuxtest.NewLoopBench(t)
+		m, staging := b.Image("image", ""), b.Path("staging")
+		detach := func(want string) {
+			t.Helper()
+			if got, err := b.Detach(ctx, m.Source); err != nil || got != want {
+				t.Errorf("restarted %v: Detach = %q, %v, want %q", restarted, got, err, want)
+			}
+		}
+		used := func(want ...string) {
+			t.Helper()
+			if got, err := b.MountPointsOf(m.Source); err != nil || !slices.Equal(got, want) {
+				t.Errorf("restarted %v: MountPointsOf = %q, %v, want %q", restarted, got, err, want)
+			}
+		}
+		detach("") // of an image that was never attached
+		for _, open := range []bool{true, false} {
+			b.MustMount(m, staging)
+			node := filepath.Join(staging, mounter.DeviceName)
+			detach("")
+			used(node)
+			device := "/dev/" + strings.Split(b.Loops()[0], "/")[3]
+			dev, err := os.Open(node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Unmount(node, unix.MNT_DETACH); err != nil {
+				t.Fatal(err)
+			}
+			if restarted {
+				b.Host = linuxtest.RealMounter(t)(b.Kubelet)
+			}
+			if open {
+				detach(device)
+				used(device)
+			}
+			if err := dev.Close(); err != nil {
+				t.Fatal(err)
+			}
+			detach("")
+			used()
+			if left := b.Loops(); len(left) != 0 {
+				t.Errorf("restarted %v: attached: %v", restarted, left)
+			}
+		}
+	}
+}
+
 // TestStaleNodeIsNoUseOfAnotherDisk: a driver died in the middle of an unmount, its device is gone,
 // and the number of the device became that of another image.
 func TestStaleNodeIsNoUseOfAnotherDisk(t *testing.T) {
