@@ -103,7 +103,7 @@ func New(cfg Config) (*Driver, error) {
 		return d, nil
 	}
 	mounted := func(path string) (bool, error) { return isMount(cfg.Mounter, path) }
-	d.node.records, err = openStagingRecords(cfg.StateDir, mounted, func(err error) {
+	d.node.records, err = openStagingRecords(cfg.StateDir, bootID(), mounted, func(err error) {
 		cfg.Log.Error("an entry of the state directory is not a staging record", "error", err)
 	})
 	if err != nil {

@@ -3,6 +3,7 @@ package driver
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -230,6 +231,32 @@ func (d *testDriver) ready() {
 		resp, err := d.Probe(context.Background(), &csi.ProbeRequest{})
 		return err == nil && resp.GetReady().GetValue()
 	})
+}
+
+// reboot makes the boot of the staging records an earlier one. Call it while the driver is stopped.
+func (d *testDriver) reboot() {
+	d.Helper()
+	records, err := filepath.Glob(d.path("state", stagingRecordsDir, "*.json"))
+	if err != nil || len(records) == 0 {
+		d.Fatalf("the records are %q, %v", records, err)
+	}
+	for _, path := range records {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			d.Fatal(err)
+		}
+		var record stagingRecordFile
+		if err := json.Unmarshal(data, &record); err != nil || record.Boot != bootID() {
+			d.Fatalf("%s: %v", data, err)
+		}
+		record.Boot = "an earlier boot"
+		if data, err = json.Marshal(record); err != nil {
+			d.Fatal(err)
+		}
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			d.Fatal(err)
+		}
+	}
 }
 
 // restart stops the driver and starts a new driver. The fake mounter keeps its mounts, as a kernel

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -539,22 +540,51 @@ func TestAFailedStageLeavesNoRecord(t *testing.T) {
 	d.want(codes.OK, v.unstage())
 }
 
-func TestVolumesAreHealthyAfterAReboot(t *testing.T) {
+// TestALostStagingMountIsReported also by the next driver, but not after a boot, which ends all
+// mounts.
+func TestALostStagingMountIsReported(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(singleMode))
+		reasons := func(want ...string) {
+			t.Helper()
+			health, err := d.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+			var got []string
+			for _, s := range health.GetVolumeHealth().GetHealthStatuses() {
+				got = append(got, s.GetReason())
+			}
+			if err != nil || !slices.Equal(got, want) {
+				t.Errorf("health is %v, %v, want %q", health, err, want)
+			}
+		}
+		remembered := []string{"StagingMountLost"}
+		if bootID() == "" {
+			remembered = nil
+		}
+		reasons()
 		d.want(codes.OK, v.stage())
+		reasons()
+		if err := d.mounter.Unmount(context.Background(), v.staging); err != nil {
+			t.Fatal(err)
+		}
+		reasons("StagingMountLost")
+		d.restart()
+		reasons(remembered...)
+		d.want(codes.OK, v.stage())
+		reasons()
 		d.stop()
-		if err := d.mounter.Unmount(context.Background(), v.staging); err != nil { // the machine reboots
+		if err := d.mounter.Unmount(context.Background(), v.staging); err != nil {
 			t.Fatal(err)
 		}
 		d.start()
-		health, err := d.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
-		if s := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(s) != 0 {
-			t.Errorf("health is %v, %v", health, err)
-		}
+		reasons(remembered...)
+		d.stop()
+		d.reboot()
+		d.start()
+		reasons()
 		v.capability = capability(sharedMode)
 		d.want(codes.OK, v.stage())
 		d.want(codes.OK, v.unstage())
+		reasons()
 	})
 }
 

@@ -34,6 +34,10 @@ type stagingRecord struct {
 	// OldCredentials reports that the secrets of the volume have changed and that the kernel could
 	// not give them to the mount.
 	OldCredentials bool `json:"oldCredentials,omitempty"`
+
+	// Boot identifies the boot of the machine in which the volume was staged. It is empty in the
+	// records of earlier releases, and on systems that do not tell.
+	Boot string `json:"boot,omitempty"`
 }
 
 // publishContextText returns a publish context in the form of a record.
@@ -67,11 +71,12 @@ type stagingRecordFile struct {
 // without a mount has no effect.
 type stagingRecords struct {
 	path   string // path of the directory
+	boot   string // see bootID
 	dir    *beneath.Dir
 	mu     sync.Mutex
 	byPath map[string]stagingRecord
-	// live has the staging paths that are mounted, and that no call is staging or unstaging. The
-	// values are numbers of mounts, each with its own number.
+	// live has the staging paths that a call has mounted, and that no call is staging or unstaging.
+	// The values are numbers of mounts, each with its own number.
 	live   map[string]int
 	mounts int // number of the last mount
 }
@@ -86,10 +91,14 @@ var stagingRecordName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
 const maxStagingRecord = 64 << 10
 
 // openStagingRecords reads the files. openStagingRecords removes a damaged file, and a file for
-// whose path mounted returns false: the machine was rebooted, or another program unmounted the
-// path. If mounted returns an error, the file stays. report gets an error for each entry that is
-// not a file and cannot be removed. Such an entry affects only the volume at its own path.
-func openStagingRecords(stateDir string,
+// whose path mounted returns false, unless the volume was staged in the present boot: then another
+// program has unmounted the path, as while the driver runs. If mounted returns an error, the file
+// stays. report gets an error for each entry that is not a file and cannot be removed. Such an
+// entry affects only the volume at its own path.
+//
+// A driver that died in the middle of a NodeStageVolume or a NodeUnstageVolume leaves such a file,
+// too, until the kubelet has repeated the call.
+func openStagingRecords(stateDir, boot string,
 	mounted func(path string) (bool, error), report func(error)) (_ *stagingRecords, err error) {
 	dir := filepath.Join(stateDir, stagingRecordsDir)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -104,7 +113,7 @@ func openStagingRecords(stateDir string,
 			root.Close()
 		}
 	}()
-	s := &stagingRecords{path: dir, dir: root, byPath: map[string]stagingRecord{}, live: map[string]int{}}
+	s := &stagingRecords{path: dir, boot: boot, dir: root, byPath: map[string]stagingRecord{}, live: map[string]int{}}
 	names, err := root.Names(".")
 	if err != nil {
 		return nil, err
@@ -145,11 +154,12 @@ func (s *stagingRecords) read(name string, mounted func(path string) (bool, erro
 		return false, nil
 	}
 	isMounted, err := mounted(old.Path)
-	if err == nil && !isMounted {
+	lost := err == nil && !isMounted
+	if lost && (s.boot == "" || old.Boot != s.boot) {
 		return false, nil
 	}
 	s.byPath[old.Path] = old.stagingRecord
-	s.setLive(old.Path, isMounted)
+	s.setLive(old.Path, isMounted || lost)
 	return true, nil
 }
 
@@ -178,8 +188,8 @@ func (s *stagingRecords) publishContext(id string) map[string]string {
 	return nil
 }
 
-// liveOf returns the staging paths at which a volume is mounted, each with the number of its mount.
-// Every mount has another number.
+// liveOf returns the staging paths at which a call has mounted a volume, each with the number of its
+// mount. Every mount has another number.
 func (s *stagingRecords) liveOf(id string) map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +202,7 @@ func (s *stagingRecords) liveOf(id string) map[string]int {
 	return paths
 }
 
-// setLive records that path is mounted now (live), or that a call may unmount path from now on (not
+// setLive records that a call has mounted path (live), or that a call may unmount path from now on (not
 // live).
 func (s *stagingRecords) setLive(path string, live bool) {
 	s.mu.Lock()
@@ -205,8 +215,10 @@ func (s *stagingRecords) setLive(path string, live bool) {
 
 // put writes a record, and returns a function that restores the previous state.
 func (s *stagingRecords) put(path string, st stagingRecord) (undo func() error, err error) {
+	st.Boot = s.boot
 	old, was := s.recordAt(path)
-	if was && old.sameUse(st) && old.Mount.equal(st.Mount) && old.OldCredentials == st.OldCredentials {
+	if was && old.sameUse(st) && old.Mount.equal(st.Mount) && old.OldCredentials == st.OldCredentials &&
+		old.Boot == st.Boot {
 		return func() error { return nil }, nil
 	}
 	if err := s.write(path, st); err != nil {

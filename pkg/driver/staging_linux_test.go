@@ -31,7 +31,7 @@ func TestADamagedStagingRecordAffectsOnlyItsPath(t *testing.T) {
 		for _, suffix := range []string{"", ".new"} {
 			t.Run(name+suffix, func(t *testing.T) {
 				state := t.TempDir()
-				s, err := openStagingRecords(state, mounted, nil)
+				s, err := openStagingRecords(state, "", mounted, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -43,7 +43,7 @@ func TestADamagedStagingRecordAffectsOnlyItsPath(t *testing.T) {
 					t.Fatal(err)
 				}
 				reported := 0
-				if s, err = openStagingRecords(state, mounted, func(error) { reported++ }); err != nil {
+				if s, err = openStagingRecords(state, "", mounted, func(error) { reported++ }); err != nil {
 					t.Fatal(err)
 				}
 				defer s.dir.Close()
@@ -63,7 +63,7 @@ func TestADamagedStagingRecordAffectsOnlyItsPath(t *testing.T) {
 		}
 		t.Run(name+" that comes later", func(t *testing.T) {
 			state := t.TempDir()
-			s, err := openStagingRecords(state, mounted, nil)
+			s, err := openStagingRecords(state, "", mounted, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -83,7 +83,7 @@ func TestADamagedStagingRecordAffectsOnlyItsPath(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(state, stagingRecordsDir), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openStagingRecords(state, mounted, nil); !errors.Is(err, beneath.ErrType) {
+	if _, err := openStagingRecords(state, "", mounted, nil); !errors.Is(err, beneath.ErrType) {
 		t.Errorf("a FIFO instead of the directory: %v, want ErrType", err)
 	}
 }

@@ -37,7 +37,7 @@ func TestStagingRecordsSurviveARestartAndDamage(t *testing.T) {
 	}
 	open := func() *stagingRecords {
 		t.Helper()
-		s, err := openStagingRecords(state, mounted, func(err error) { t.Error(err) })
+		s, err := openStagingRecords(state, "", mounted, func(err error) { t.Error(err) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,8 +108,43 @@ func TestStagingRecordsSurviveARestartAndDamage(t *testing.T) {
 	}
 }
 
+// TestALostMountIsRememberedForTheBoot: after a boot nothing is mounted, and nothing was lost.
+func TestALostMountIsRememberedForTheBoot(t *testing.T) {
+	mounted := false
+	for _, tc := range []struct {
+		staged, now string
+		kept        bool
+	}{
+		{"first", "first", true}, {"first", "second", false}, {"", "first", false}, {"first", "", false}, {"", "", false},
+	} {
+		state := t.TempDir()
+		open := func(boot string) *stagingRecords {
+			t.Helper()
+			s, err := openStagingRecords(state, boot, func(string) (bool, error) { return mounted, nil },
+				func(err error) { t.Error(err) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		s := open(tc.staged)
+		if _, err := s.put("/a", stagingRecord{VolumeID: "v", Capability: volumeCapability{mode: sharedMode}.digest()}); err != nil {
+			t.Fatal(err)
+		}
+		s.dir.Close()
+		for range 2 { // two restarts
+			s = open(tc.now)
+			if _, ok := s.recordAt("/a"); ok != tc.kept || (len(s.liveOf("v")) > 0) != tc.kept {
+				t.Errorf("staged in boot %q, after a restart in %q: record: %t, live: %v, want %t", tc.staged, tc.now, ok,
+					s.liveOf("v"), tc.kept)
+			}
+			s.dir.Close()
+		}
+	}
+}
+
 func TestAPutCanBeUndone(t *testing.T) {
-	s, err := openStagingRecords(t.TempDir(), nil, nil)
+	s, err := openStagingRecords(t.TempDir(), "", nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

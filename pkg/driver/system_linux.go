@@ -1,4 +1,19 @@
 package driver
 
+import (
+	"os"
+	"strings"
+)
+
 // operatingSystem is the value of SystemKey.
 const operatingSystem = "linux"
+
+// bootID returns a text that is another one after each boot, or "" if the system does not tell:
+// /proc/sys/kernel/random/boot_id in random(4).
+func bootID() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
+}
