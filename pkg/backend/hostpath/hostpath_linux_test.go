@@ -252,6 +252,27 @@ func TestAReadOnlyRoot(t *testing.T) {
 	w.create(b, "after")
 }
 
+// TestAnAlmostFullDiskIsReported below a tenth of free space, as the alert CausewayStorageAlmostFull.
+func TestAnAlmostFullDiskIsReported(t *testing.T) {
+	t.Parallel()
+	w := newDisk(t, "size=64m")
+	b := w.open()
+	fill := func(bytes int) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(w.cfg.Root, "other"), make([]byte, bytes), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill(57 * mib)
+	if c, err := b.StorageHealth(t.Context()); err != nil || len(c) != 0 {
+		t.Errorf("StorageHealth with 7 of 64 MiB free = %+v, %v", c, err)
+	}
+	fill(58 * mib)
+	if c, err := b.StorageHealth(t.Context()); err != nil || len(c) != 1 || c[0].Reason != "StorageAlmostFull" {
+		t.Errorf("StorageHealth with 6 of 64 MiB free = %+v, %v", c, err)
+	}
+}
+
 func TestCapacityOfAFilesystemOfItsOwn(t *testing.T) {
 	t.Parallel()
 	w := newDisk(t, "size=64m")

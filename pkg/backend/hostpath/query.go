@@ -229,8 +229,8 @@ func conditionOf(f mounter.Failure) []backend.Condition {
 }
 
 // almostFull is the fraction of free space, 1/almostFull of a disk, below which an operator should
-// act.
-const almostFull = 20
+// act. The alert CausewayStorageAlmostFull and kubectl causeway doctor have the same limit.
+const almostFull = 10
 
 // StorageHealth reports whether the root exists and is writable, has space, and can empty its
 // trash.

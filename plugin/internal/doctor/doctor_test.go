@@ -354,7 +354,7 @@ var faults = map[string]struct {
 	}, "storage-metrics", []string{"SweepFailed", "unmount everything below <root>/staging", "chattr -i", "delete nothing there"}},
 	"a full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 1e+08") }, "storage-space", []string{"StorageAlmostFull"}},
 	"an almost full disk": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_bytes 7e+08") }, "storage-space",
-		[]string{"less than a tenth"}},
+		[]string{"StorageAlmostFull"}},
 	"no inodes": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_inodes 2") }, "storage-space",
 		[]string{"StorageInodesExhausted", "2 of 1000000"}},
 	"few inodes": {func(c *fake.Cluster) { c.Metric(node1, "causeway_storage_free_inodes 4e+04") }, "storage-space",

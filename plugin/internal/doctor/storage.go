@@ -142,10 +142,11 @@ func storageSpace(v *cluster.View) (all []Finding) {
 			conditions := storageConditions[d.SMB()]
 			full, noInodes := conditions["StorageAlmostFull"], conditions["StorageInodesExhausted"]
 			switch {
-			case free < size/20:
-				f.Severity, f.Cause, f.Remedy = Error, full.cause, full.remedy
-			case free < size/10:
-				f.Cause, f.Remedy = "less than a tenth of the disk of the root is free", full.remedy
+			case free < size/10: // the limit of the condition, and of CausewayStorageAlmostFull
+				f.Cause, f.Remedy = full.cause, full.remedy
+				if free < size*3/100 { // CausewayStorageFull
+					f.Severity = Error
+				}
 			case hasInodes && inodes > 0 && freeInodes < inodes/20:
 				f.Cause, f.Remedy = "less than a twentieth of the inodes of the root is free", noInodes.remedy
 				if freeInodes < objectInodes {

@@ -161,7 +161,7 @@ func rootSteps() []step {
 				named:  []want{{"storage-space", "on node-1", "almost full", "make the disk larger", pageStorage}},
 				cause:  func(s *scene) { s.fill(nodes[0], 98) }},
 			{name: "a disk with little space",
-				named: []want{{"storage-space", "on node-2", "less than a tenth of the disk", "make the disk larger", pageStorage}},
+				named: []want{{"storage-space", "on node-2", "almost full", "make the disk larger", pageStorage}},
 				cause: func(s *scene) { s.fill(nodes[1], 93) }},
 		}},
 		{name: "trash", faults: []fault{
