@@ -34,6 +34,7 @@ func (h *Host) Failing() (map[string]mounter.Failure, error) {
 		return nil, err
 	}
 	all := map[string]mounter.Failure{}
+	h.Unmountable(all)
 	defer func() { h.Tools.Stalls.Failures(all) }()
 	byDevice := map[string]string{}
 	for _, file := range images {

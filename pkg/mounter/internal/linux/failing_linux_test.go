@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -77,6 +78,53 @@ func TestFailuresOfFilesystemsAreReported(t *testing.T) {
 
 // TestAnExt4IsRepairedWhileItsDeviceIsOpen: another process, such as udev's, keeps the image
 // attached after its last unmount.
+// TestAnImageThatCannotBeMountedIsReported until it is mounted, or deleted.
+func TestAnImageThatCannotBeMountedIsReported(t *testing.T) {
+	ctx := t.Context()
+	b := linuxtest.NewLoopBench(t)
+	staging := b.Path("staging")
+	damaged, blank := b.Image("damaged", "ext4"), b.Image("blank", "")
+	blank.Kind, blank.FSType = mounter.Image, "xfs"
+	good, err := os.ReadFile(damaged.Source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"clri <2>", "set_super_value state 2"} { // the root directory is lost
+		if out, err := exec.Command("debugfs", "-w", "-R", command, damaged.Source).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", command, err, out)
+		}
+	}
+	reported := func(when string, want map[string]string) {
+		t.Helper()
+		all, err := b.Failing()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range []mounter.Mount{damaged, blank} {
+			f := all[m.Source]
+			switch text := want[m.Source]; {
+			case text == "" && f != mounter.Failure{}, text != "" && f.Kind != mounter.Unmountable,
+				!strings.Contains(f.Message, text), strings.Contains(f.Message, "\n"):
+				t.Errorf("%s: Failing has %+v for %s, want %q", when, f, m.Source, text)
+			}
+		}
+	}
+	reported("before the first mount", nil)
+	for range 2 {
+		b.Refused(damaged, staging, mounter.ErrFormat)
+		b.Refused(blank, staging, mounter.ErrFormat)
+	}
+	reported("after the mounts", map[string]string{damaged.Source: "UNEXPECTED INCONSISTENCY", blank.Source: "filesystem"})
+	if err := errors.Join(os.WriteFile(damaged.Source, good, 0o600), os.Remove(blank.Source)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Mount(ctx, damaged, staging); err != nil {
+		t.Fatal(err)
+	}
+	reported("after the repair and the removal", nil)
+	b.MustUnmount(staging)
+}
+
 func TestAnExt4IsRepairedWhileItsDeviceIsOpen(t *testing.T) {
 	b := linuxtest.NewLoopBench(t)
 	m := b.Image("image", "ext4")

@@ -125,9 +125,10 @@ func claimSteps() []step {
 				s.apply(pod("obstructed", nodes[0].Name, "obstructed"))
 			}},
 		{name: "an image without a filesystem", lasting: []string{"CausewayInternalErrors"},
-			rows: []string{"A pod does not start: INTERNAL, `not the filesystem expected`"},
+			rows: []string{"A pod does not start: INTERNAL, `not the filesystem expected`",
+				"Conditions of a volume: `FilesystemUnmountable`"},
 			named: []want{{"pods-with-volumes", "Pod/default/zeros", "no filesystem that can be mounted", "e2fsck",
-				pagePodStart}},
+				pagePodStart}, sick("zeros", "no filesystem in the image", "e2fsck")},
 			cause: func(s *scene) {
 				id := s.use(volumeOf{name: "zeros", class: "causeway-hostpath-image", size: "20Mi", without: true})
 				s.on(nodes[0], "dd if=/dev/zero of="+volume(id)+"/image.raw bs=1M count=4 conv=notrunc 2>&1")

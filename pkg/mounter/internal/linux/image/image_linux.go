@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -27,6 +28,9 @@ type Images struct {
 	locks       *loop.Locks
 	tools       *tool.Runner
 	filesystems *filesystem.Programs
+
+	mu          sync.Mutex
+	unmountable map[string]string // the last error of a mount, by the path of the image
 }
 
 // New returns the Images of a Host of these parts.
@@ -61,7 +65,8 @@ func (im *Images) Mount(ctx context.Context, m mounter.Mount, src tree.Source, p
 // mountAttached attaches the file and mounts the filesystem on the device. If the driver dies
 // before the mount, no device stays attached: the kernel detaches the device with its last user.
 func (im *Images) mountAttached(ctx context.Context, file *os.File, m mounter.Mount, t tree.Target,
-	o tree.Fresh) error {
+	o tree.Fresh) (err error) {
+	defer func() { im.noteMount(m.Source, err) }()
 	b, err := tree.BackingOf(file)
 	if err != nil {
 		return err
@@ -100,6 +105,36 @@ func (im *Images) mountAttached(ctx context.Context, file *os.File, m mounter.Mo
 		return im.tree.RememberAs(t.Path, root)
 	}
 	return im.tree.Attach(t, r)
+}
+
+// noteMount records the result of a mount of an image.
+func (im *Images) noteMount(image string, err error) {
+	damaged := errors.Is(err, mounter.ErrFormat) || errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG)
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	switch {
+	case err == nil:
+		delete(im.unmountable, image)
+	case damaged:
+		if im.unmountable == nil {
+			im.unmountable = map[string]string{}
+		}
+		im.unmountable[image] = strings.Join(strings.Fields(err.Error()), " ") // e2fsck writes several lines
+	}
+}
+
+// Unmountable adds the images whose filesystem the last mount found damaged to all. It forgets
+// images that were deleted.
+func (im *Images) Unmountable(all map[string]mounter.Failure) {
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	for image, message := range im.unmountable {
+		if _, err := os.Lstat(image); errors.Is(err, fs.ErrNotExist) {
+			delete(im.unmountable, image)
+			continue
+		}
+		all[image] = mounter.Failure{Kind: mounter.Unmountable, Message: message}
+	}
 }
 
 // MountNode attaches a file to a loop device and mounts the device node in the directory at p.
