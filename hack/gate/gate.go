@@ -40,9 +40,49 @@ type gate struct {
 
 var errLimit = errors.New("interrupted at the limit of CAUSEWAY_CI_SECONDS")
 
-// run runs the steps of a lane one after another, and the lanes side by side. A step that fails
-// interrupts the other lane, as the limit and the end of ctx do. The results are in the order of
-// the lanes. The error is the reason for an early end.
+// plan has the steps of each lane that have not begun.
+type plan struct {
+	mu    sync.Mutex
+	lanes [][]place
+}
+
+// place is a step, and its position in the lanes.
+type place struct {
+	step    step
+	lane, n int
+}
+
+func newPlan(lanes [][]step) *plan {
+	p := &plan{lanes: make([][]place, len(lanes))}
+	for i, lane := range lanes {
+		for n, s := range lane {
+			p.lanes[i] = append(p.lanes[i], place{s, i, n})
+		}
+	}
+	return p
+}
+
+// next returns the next step of a lane, or the last step of another lane if the lane has none.
+func (p *plan) next(lane int) (next place, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if own := p.lanes[lane]; len(own) > 0 {
+		p.lanes[lane] = own[1:]
+		return own[0], true
+	}
+	for i, other := range p.lanes {
+		if last := len(other) - 1; last >= 0 {
+			p.lanes[i] = other[:last]
+			return other[last], true
+		}
+	}
+	return place{}, false
+}
+
+// run runs the steps of a lane one after another, and the lanes side by side. A lane that has no
+// step left takes the last step of the other, so that no core is idle. A step that fails interrupts
+// the other lane, as the limit and the end of ctx do. The results are in the order of the lanes.
+// The error is the reason for an early end.
 func (g *gate) run(ctx context.Context, lanes [][]step) ([]result, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -55,16 +95,19 @@ func (g *gate) run(ctx context.Context, lanes [][]step) ([]result, error) {
 		case <-ended:
 		}
 	}()
-	results := make([][]result, len(lanes))
-	var group sync.WaitGroup
+	left, results := newPlan(lanes), make([][]result, len(lanes))
 	for i, lane := range lanes {
+		results[i] = make([]result, len(lane))
+	}
+	var group sync.WaitGroup
+	for i := range lanes {
 		group.Go(func() {
-			for n, s := range lane {
-				r := g.runStep(ctx, s, fmt.Sprintf("%s/%d-%d", g.dir, i, n))
+			for p, ok := left.next(i); ok; p, ok = left.next(i) {
+				r := g.runStep(ctx, p.step, fmt.Sprintf("%s/%d-%d", g.dir, p.lane, p.n))
 				if r.state == failed {
-					stop(fmt.Errorf("%s failed", s))
+					stop(fmt.Errorf("%s failed", p.step))
 				}
-				results[i] = append(results[i], r)
+				results[p.lane][p.n] = r
 			}
 		})
 	}

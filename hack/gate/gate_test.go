@@ -80,6 +80,25 @@ func TestAllStepsPass(t *testing.T) {
 	}
 }
 
+// TestALaneWithoutStepsTakesTheLastOfTheOther, while the other lane is busy.
+func TestALaneWithoutStepsTakesTheLastOfTheOther(t *testing.T) {
+	var out bytes.Buffer
+	dir := t.TempDir()
+	write := func(name string) step { return script("echo " + name + " >>" + dir + "/order") }
+	busy := script("until [ \"$(wc -l <" + dir + "/order)\" = 3 ]; do sleep 0.01; done")
+	if err := os.WriteFile(filepath.Join(dir, "order"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	results, err := newGate(t, &out).run(t.Context(), [][]step{{busy, write("second"), write("last")}, {write("own")}})
+	order, readErr := os.ReadFile(filepath.Join(dir, "order"))
+	if err := errors.Join(err, readErr); err != nil || string(order) != "own\nlast\nsecond\n" {
+		t.Errorf("%v, the order is %q", err, order)
+	}
+	if states(results) != "passed, passed, passed, passed" || !slices.Equal(results[2].step, write("last")) {
+		t.Errorf("%v", results)
+	}
+}
+
 func TestAFailureInterruptsTheOtherLane(t *testing.T) {
 	var out bytes.Buffer
 	started := filepath.Join(t.TempDir(), "started")

@@ -103,16 +103,18 @@ func thisMachine() machine {
 }
 
 // plan returns the steps of the two lanes, and the suites that this machine cannot run. The first
-// lane computes. The suites of the second lane wait, for emulators and for events in clusters.
+// lane computes. The suites of the second lane wait, for emulators and for events in clusters. When
+// they have ended, the second lane takes suites from the end of the first.
 func (m machine) plan() (lanes [][]step, left []string, err error) {
-	compute := targets("test", "test-sidecars")
+	// The suites that compile for Windows follow one another, as each needs several GB.
+	compute := targets("test", "test-sidecars", "test-images", "lint", "vet", "demo")
 	if m.noCopy {
 		left = append(left, "make test-copy: the folder containercopy was removed")
 	} else {
 		compute = append(append(compute, targets("test-copy")...), step{"./hack/without-containercopy"})
 	}
-	compute = append(compute, targets("test-images", "demo", "lint", "test-plugin", "docs", "test-release",
-		"race-smoke", "vet", "test-rules", "fuzz FUZZTIME=2s")...)
+	compute = append(compute, targets("test-plugin", "docs", "test-release", "test-rules", "fuzz FUZZTIME=2s",
+		"race-smoke")...)
 	var wait []step
 	if m.debian {
 		wait = targets("test-vm", "test-wine")
