@@ -104,6 +104,11 @@ func (c *content) planImage(o backend.CreateOptions, from *content) error {
 			c.Block = true
 			continue
 		}
+		if from != nil && from.FSType == "" {
+			return fmt.Errorf("%w: the source is a block device, so the new volume can only be one (volumeMode: Block): "+
+				"a process with the device can make its filesystem a trap for the kernel that mounts it",
+				backend.ErrInvalid)
+		}
 		fsType := cmp.Or(a.FSType, standard)
 		if c.FSType != "" && c.FSType != fsType {
 			return fmt.Errorf("%w: an image has a single filesystem: the capabilities ask for %.32q and %.32q",

@@ -147,6 +147,27 @@ func (w *world) read(file string) []byte {
 	return data
 }
 
+// TestABlockDeviceIsNotRestoredAsAFilesystem, and the error has the reason.
+func TestABlockDeviceIsNotRestoredAsAFilesystem(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	w := newWorld(t)
+	b := w.open()
+	v := w.device(b, "v", 8*mib)
+	n := w.snapshot(b, v, "n")
+	for _, fsType := range []string{"", "ext4"} {
+		o := backend.CreateOptions{Name: "as " + fsType, Access: []backend.Access{{FSType: fsType}},
+			Parameters: map[string]string{kindKey: string(image)}}
+		_, restoreErr := b.Restore(ctx, n.ID, o)
+		_, cloneErr := b.Clone(ctx, v.ID, o)
+		for _, err := range []error{restoreErr, cloneErr} {
+			if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "a trap for the kernel") {
+				t.Errorf("as %q: %v, want ErrInvalid with the reason", fsType, err)
+			}
+		}
+	}
+}
+
 func TestASnapshotKeepsItsContent(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
