@@ -17,8 +17,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Mount returns the share with the directory of a volume, after a session has verified the
-// credentials and the directory: a mount would join a session of the kernel that was opened with
+// Mount returns the share with the directory of a volume, after a new session has verified the
+// credentials and the directory: an older session, also that of the kernel, continues with
 // credentials which the server no longer accepts. The credentials are those of the request.
 //
 // The handle of a volume that an administrator has made is not an ID: its volume context has source
@@ -50,7 +50,7 @@ func (b *Backend) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if slices.Contains(a.Options, kerberosOption) && !login.Kerberos() {
 		return b.mountOf(source, a.Context, a, login)
 	}
-	share, err := b.openShare(ctx, source, login, client.Calls)
+	share, err := b.openShare(ctx, source, login, client.Verify)
 	if err != nil {
 		return mounter.Mount{}, err
 	}

@@ -642,6 +642,42 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+// TestAMountNeedsThePasswordOfNow: the server keeps sessions that were opened with an older one.
+func TestAMountNeedsThePasswordOfNow(t *testing.T) {
+	ctx := t.Context()
+	server := smbtest.Serve(t)
+	w := newWorld(t, server, smbtest.Share)
+	b := w.open()
+	v := w.create(b, w.claimed("pvc-1"))
+	secrets := func(password string) map[string]string {
+		return map[string]string{userKey: w.user, passwordKey: password}
+	}
+	mount := func(password string) error {
+		_, err := b.Mount(ctx, v.ID, backend.Access{Context: v.Context, Secrets: secrets(password)})
+		return err
+	}
+	old := server.Password
+	if err := mount(old); err != nil {
+		t.Fatal(err)
+	}
+	// As paths, which the library made of passwords, these have other forms.
+	for _, next := range []string{`a\b`, `a\\b`, `\`, `\\`, `\a`, `a\`, `a/b\`, `C:\\x`, "pässwörd 𝄞"} {
+		if _, err := b.Get(ctx, v.ID, secrets(old)); err != nil { // leaves a session in the pool
+			t.Errorf("Get with the password of now: %v", err)
+		}
+		if err := server.SetPassword(next); err != nil {
+			t.Fatal(err)
+		}
+		if err := mount(old); !errors.Is(err, backend.ErrUnauthenticated) {
+			t.Errorf("Mount with the password before %q = %v, want ErrUnauthenticated", next, err)
+		}
+		if err := mount(next); err != nil {
+			t.Errorf("Mount with the password %q = %v", next, err)
+		}
+		old = next
+	}
+}
+
 // TestASilentServer: calls on it end with their context, and calls on another server are not
 // delayed.
 func TestASilentServer(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 // Status codes of servers. Source: [MS-ERREF] 2.3.1.
 const (
 	statusSharingViolation = 0xC0000043
+	statusLogonFailure     = 0xC000006D
 	statusDirNotEmpty      = 0xC0000101
 	statusBadNetworkName   = 0xC00000CC
 	statusNotSupported     = 0xC00000BB
@@ -33,18 +34,18 @@ var ErrNotEmpty = fmt.Errorf("%w: directory not empty", backend.ErrUnavailable)
 
 // errors by the status code of a server.
 var statusErrors = map[uint32]error{
-	0xC000006D: backend.ErrUnauthenticated, // LOGON_FAILURE
-	0xC000006E: backend.ErrUnauthenticated, // ACCOUNT_RESTRICTION
-	0xC000006F: backend.ErrUnauthenticated, // INVALID_LOGON_HOURS
-	0xC0000070: backend.ErrUnauthenticated, // INVALID_WORKSTATION
-	0xC0000071: backend.ErrUnauthenticated, // PASSWORD_EXPIRED
-	0xC0000072: backend.ErrUnauthenticated, // ACCOUNT_DISABLED
-	0xC0000064: backend.ErrUnauthenticated, // NO_SUCH_USER
-	0xC000006A: backend.ErrUnauthenticated, // WRONG_PASSWORD
-	0xC000015B: backend.ErrUnauthenticated, // LOGON_TYPE_NOT_GRANTED
-	0xC0000193: backend.ErrUnauthenticated, // ACCOUNT_EXPIRED
-	0xC0000224: backend.ErrUnauthenticated, // PASSWORD_MUST_CHANGE
-	0xC0000234: backend.ErrUnauthenticated, // ACCOUNT_LOCKED_OUT
+	statusLogonFailure: backend.ErrUnauthenticated,
+	0xC000006E:         backend.ErrUnauthenticated, // ACCOUNT_RESTRICTION
+	0xC000006F:         backend.ErrUnauthenticated, // INVALID_LOGON_HOURS
+	0xC0000070:         backend.ErrUnauthenticated, // INVALID_WORKSTATION
+	0xC0000071:         backend.ErrUnauthenticated, // PASSWORD_EXPIRED
+	0xC0000072:         backend.ErrUnauthenticated, // ACCOUNT_DISABLED
+	0xC0000064:         backend.ErrUnauthenticated, // NO_SUCH_USER
+	0xC000006A:         backend.ErrUnauthenticated, // WRONG_PASSWORD
+	0xC000015B:         backend.ErrUnauthenticated, // LOGON_TYPE_NOT_GRANTED
+	0xC0000193:         backend.ErrUnauthenticated, // ACCOUNT_EXPIRED
+	0xC0000224:         backend.ErrUnauthenticated, // PASSWORD_MUST_CHANGE
+	0xC0000234:         backend.ErrUnauthenticated, // ACCOUNT_LOCKED_OUT
 
 	0xC0000022: backend.ErrDenied, // ACCESS_DENIED
 	0xC00000CA: backend.ErrDenied, // NETWORK_ACCESS_DENIED

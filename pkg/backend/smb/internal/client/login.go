@@ -9,12 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
+	"unicode"
+	"unicode/utf16"
 
 	smb2 "github.com/cloudsoda/go-smb2"
 	krb5 "github.com/jcmturner/gokrb5/v8/client"
 	"github.com/jcmturner/gokrb5/v8/config"
 	"github.com/jcmturner/gokrb5/v8/credentials"
 	"github.com/jcmturner/gokrb5/v8/krberror"
+	"golang.org/x/crypto/md4" //nolint:gosec,staticcheck // NTLM has no other hash
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
@@ -47,7 +51,7 @@ func (l Login) initiator(ctx context.Context, server string) (i smb2.Initiator, 
 	case l.Guest:
 		return &smb2.NTLMInitiator{User: "guest"}, func() {}, nil
 	case !l.Kerberos():
-		return &smb2.NTLMInitiator{User: l.User, Password: l.Password, Domain: l.Domain}, func() {}, nil
+		return &smb2.NTLMInitiator{User: l.User, Hash: ntHash(l.Password), Domain: l.Domain}, func() {}, nil
 	}
 	kerberos, err := l.kerberos()
 	if err != nil {
@@ -80,6 +84,23 @@ func (l Login) initiator(ctx context.Context, server string) (i smb2.Initiator, 
 	return &smb2.Krb5Initiator{Client: kerberos, TargetSPN: service}, kerberos.Destroy, nil
 }
 
+// ntHash returns the NT hash of a password, [MS-NLMP] 3.3.1: the library encodes a password as a
+// path, in which it removes backslashes.
+func ntHash(password string) []byte {
+	hash := md4.New()
+	for _, unit := range utf16.Encode([]rune(password)) {
+		hash.Write([]byte{byte(unit), byte(unit >> 8)})
+	}
+	return hash.Sum(nil)
+}
+
+// oneWay reports whether the lower case of the upper case of a letter is another letter, as of the
+// dotless i. A server can leave such a letter as it is; the library has the rules of Unicode.
+func oneWay(letter rune) bool {
+	upper := unicode.ToUpper(letter)
+	return upper != letter && unicode.ToLower(upper) != letter
+}
+
 // errGuest reports a session without a key for signatures.
 var errGuest = fmt.Errorf("%w: the server maps this user to its guest account, or its answer was forged: check the "+
 	"user and the password", backend.ErrUnauthenticated)
@@ -96,6 +117,9 @@ var guestAnswers = map[string]bool{
 func (l Login) convert(err error) error {
 	var invalid *smb2.InvalidResponseError
 	switch {
+	case isStatus(err, statusLogonFailure) && !l.Kerberos() && strings.ContainsFunc(l.User, oneWay):
+		return fmt.Errorf("%w: NTLM compares names in upper case, and the rules of this client for a letter of the user "+
+			"name can differ from those of the server: use a name without it, or Kerberos", err)
 	case !errors.As(err, &invalid):
 		return err
 	case guestAnswers[invalid.Message]:

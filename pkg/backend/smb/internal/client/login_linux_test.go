@@ -62,3 +62,18 @@ func TestErrorsOfLogIns(t *testing.T) {
 		}
 	}
 }
+
+// TestANameWhoseUpperCaseDiffers: the library has the upper case of Unicode, and a server can have
+// other rules for a letter that does not come back in lower case.
+func TestANameWhoseUpperCaseDiffers(t *testing.T) {
+	refused := &smb2.ResponseError{Code: statusLogonFailure}
+	for user, want := range map[string]bool{"alice": false, "Ärger-ß": false, "kıvanç": true, "straſe": true} {
+		err := Login{User: user}.convert(refused)
+		if !errors.Is(err, refused) || strings.Contains(err.Error(), "use a name without it") != want {
+			t.Errorf("%s: %v, want a remedy: %t", user, err, want)
+		}
+	}
+	if err := (Login{User: "kıvanç", Realm: "EXAMPLE.TEST"}).convert(refused); strings.Contains(err.Error(), "upper case") {
+		t.Errorf("by Kerberos: %v", err)
+	}
+}

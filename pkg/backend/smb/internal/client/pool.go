@@ -48,8 +48,9 @@ type Use int
 
 // Uses of sessions.
 const (
-	Calls Use = iota // short operations of a call
-	Jobs             // copies and removals in the background
+	Calls  Use = iota // short operations of a call
+	Jobs              // copies and removals in the background
+	Verify            // of a log in: each Open has a session of its own, which Release closes
 )
 
 // Pool keeps sessions. Its methods may be called by many goroutines.
@@ -68,6 +69,7 @@ type Pool struct {
 
 	mu       sync.Mutex
 	sessions map[key]*session
+	numbers  int
 	dialects map[string]uint16 // by address: the newest dialect that the server supports
 	closed   bool
 }
@@ -78,6 +80,7 @@ type key struct {
 	share   string
 	login   [32]byte
 	use     Use
+	number  int // of a session that is not shared; otherwise 0
 }
 
 // session is a session with a tree connection to a share.
@@ -182,6 +185,10 @@ func (p *Pool) acquire(src mounter.ShareSource, login Login, use Use) (s *sessio
 	if p.closed {
 		return nil, false, fmt.Errorf("%w: the driver is shutting down", backend.ErrUnavailable)
 	}
+	if use == Verify {
+		p.numbers++
+		k.number = p.numbers
+	}
 	s = p.sessions[k]
 	if s == nil {
 		s, dial = &session{key: k, ready: make(chan struct{})}, true
@@ -206,6 +213,10 @@ func (p *Pool) giveBack(s *session) {
 	}
 	if s.broken {
 		go s.close()
+		return
+	}
+	if s.key.use == Verify {
+		p.drop(s)
 		return
 	}
 	s.timer = time.AfterFunc(idleLimit, func() {
