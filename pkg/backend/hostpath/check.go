@@ -23,6 +23,12 @@ func damaged(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", record.ErrDamaged, fmt.Errorf(format, args...))
 }
 
+// newer returns ErrNewer for a value that this release does not know in a record whose checksum is
+// right: a newer release wrote it.
+func newer(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", record.ErrNewer, fmt.Errorf(format, args...))
+}
+
 // checkID returns the parsed ID of a record in the directory called dir.
 func checkID(id, dir string, kinds ...volumeid.Kind) (volumeid.ID, error) {
 	parsed, err := volumeid.Parse(dir)
@@ -125,7 +131,7 @@ func (s mutableParameters) check(field string, k kind) error {
 		known, ok := knownMutable[key]
 		switch {
 		case !ok:
-			return damaged("%s: unknown setting %.64q", field, key)
+			return newer("%s: unknown parameter %.64q", field, key)
 		case known.images && k != image:
 			return damaged("kind and %s: %s is for images", field, key)
 		case k == image && key == enforceKey && value == off:
@@ -136,8 +142,12 @@ func (s mutableParameters) check(field string, k kind) error {
 			}
 			continue
 		}
-		if kept, err := known.read(value); err != nil || kept != value {
-			return damaged("%s: %.64q is no value of %s", field, value, key)
+		kept, err := known.read(value)
+		switch {
+		case err != nil && value != "":
+			return newer("%s: %.64q is no value of %s", field, value, key)
+		case kept != value, value == "":
+			return damaged("%s: %.64q is not how a release writes a value of %s", field, value, key)
 		}
 	}
 	return nil
@@ -159,8 +169,10 @@ func (c *content) check() error {
 		if err := c.checkImage(); err != nil {
 			return err
 		}
-	default:
+	case "":
 		return damaged("kind: %.32q", c.Kind)
+	default:
+		return newer("kind: %.32q", c.Kind)
 	}
 	if c.Size <= 0 {
 		return damaged("size: %d", c.Size)
@@ -176,7 +188,7 @@ func (c *content) checkImage() error {
 	case c.Size > maxImage:
 		return damaged("size: %d, an image has at most %d", c.Size, int64(maxImage))
 	case !known:
-		return damaged("fsType: %.32q", c.FSType)
+		return newer("fsType: %.32q", c.FSType)
 	case c.Block && c.FSType != "":
 		return damaged("block and fsType: an image has a filesystem or is a block device")
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 )
 
 // files writes files into the source, each with its path as content.
@@ -87,7 +88,7 @@ func TestACopyThatCannotBeWhole(t *testing.T) {
 // TestADirectoryThatIsInUseIsNotDenied: Samba 4.22 answers ACCESS_DENIED if a file of a directory
 // that moves is open. The hook gives this answer: Samba 4.17 moves such a directory.
 func TestADirectoryThatIsInUseIsNotDenied(t *testing.T) {
-	for onDelete, want := range map[string]error{deleteData: backend.ErrInUse, archiveData: backend.ErrDenied} {
+	for onDelete, want := range map[string]error{records.DeleteData: backend.ErrInUse, records.ArchiveData: backend.ErrDenied} {
 		t.Run(onDelete, func(t *testing.T) {
 			w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 			b := w.open()

@@ -127,11 +127,11 @@ func (s *store) keepOverlapping(ctx context.Context, v *records.Volume) (kept bo
 // record gone when it ends. copied reports whether there may be markers of copies. The marker stays
 // if it is unknown whether the directory was removed.
 func (c *claim) deleteAtOnce(v *records.Volume, copied bool) (done bool, err error) {
-	if v.Shared || v.DeletePolicy() == retainData {
+	if v.Shared || v.DeletePolicy() == records.RetainData {
 		return false, nil
 	}
 	gone, err := c.isGone(v)
-	if err != nil || (!gone && v.DeletePolicy() == archiveData) {
+	if err != nil || (!gone && v.DeletePolicy() == records.ArchiveData) {
 		return false, err
 	}
 	if !gone {

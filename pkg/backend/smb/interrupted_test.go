@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 )
 
 // interrupted are the operations that are interrupted, with the state that the next process must
@@ -98,7 +99,7 @@ var interrupted = map[string]struct {
 				return "", err
 			}
 			return until(w, func() (string, error) {
-				return id, b.Modify(context.Background(), id, map[string]string{onDeleteKey: archiveData}, nil)
+				return id, b.Modify(context.Background(), id, map[string]string{onDeleteKey: records.ArchiveData}, nil)
 			})
 		},
 		call: func(_ site, b *Backend, id string) (string, error) {
@@ -120,13 +121,13 @@ var interrupted = map[string]struct {
 		call: func(_ site, b *Backend, id string) (string, error) {
 			_, _, err := b.Expand(context.Background(), id, backend.ExpandOptions{Required: 5 << 20})
 			if err == nil {
-				err = b.Modify(context.Background(), id, map[string]string{onDeleteKey: retainData}, nil)
+				err = b.Modify(context.Background(), id, map[string]string{onDeleteKey: records.RetainData}, nil)
 			}
 			return id, err
 		},
 		check: func(w site, b *Backend, id string) {
 			v, err := until(w, func() (backend.Volume, error) { return b.Get(context.Background(), id, nil) })
-			if err != nil || v.Size != 5<<20 || v.Mutable[onDeleteKey] != retainData {
+			if err != nil || v.Size != 5<<20 || v.Mutable[onDeleteKey] != records.RetainData {
 				w.Errorf("Get = %+v, %v", v, err)
 			}
 			deleteUntil(w, b, id)

@@ -108,7 +108,7 @@ func checkContext(volumeContext map[string]string) error {
 			return fmt.Errorf("%w: unknown attribute %.64q of the volume: must be one of %s", backend.ErrInvalid, key,
 				strings.Join(contextKeys, ", "))
 		}
-		if _, isChoice := choices[key]; isChoice {
+		if _, isChoice := records.Choices[key]; isChoice {
 			if err := checkParameter(key, volumeContext[key]); err != nil {
 				return err
 			}

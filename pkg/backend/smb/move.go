@@ -54,9 +54,9 @@ const maxArchiveName = 150
 // or "" if it stays.
 func targetOf(v *records.Volume) string {
 	switch {
-	case v.Shared || v.DeletePolicy() == retainData:
+	case v.Shared || v.DeletePolicy() == records.RetainData:
 		return ""
-	case v.DeletePolicy() == archiveData:
+	case v.DeletePolicy() == records.ArchiveData:
 		name := strings.ReplaceAll(v.SubDir, "/", "-")
 		if len(name) > maxArchiveName {
 			name = v.Key
@@ -101,7 +101,7 @@ func (s *store) hasBegun(ctx context.Context, v *records.Volume) (bool, error) {
 
 // moveOrRemove removes the directory of v if it is empty and not archived, or moves it.
 func (s *store) moveOrRemove(ctx context.Context, v *records.Volume) error {
-	if v.DeletePolicy() != deleteData {
+	if v.DeletePolicy() != records.DeleteData {
 		return s.move(ctx, v.SubDir, v.Target)
 	}
 	removeErr := s.share.Remove(ctx, s.path(v.SubDir))

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -21,7 +22,7 @@ func withOutage(options []string, outage string) ([]string, error) {
 	}
 	if slices.Contains(options, opposite) {
 		return nil, fmt.Errorf("%w: the mount option %s contradicts the parameter outage=%s", backend.ErrInvalid,
-			opposite, cmp.Or(outage, choices[outageKey][0]))
+			opposite, cmp.Or(outage, records.Choices[outageKey][0]))
 	}
 	options = slices.Clone(options)
 	for _, o := range add {

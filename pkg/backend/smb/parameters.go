@@ -21,30 +21,15 @@ const (
 	onDeleteKey = records.OnDeleteKey // also mutable
 	encryptKey  = records.EncryptKey
 	outageKey   = records.OutageKey
-	existingKey = "existing"
-)
-
-// Values of onDelete.
-const (
-	deleteData  = "delete"
-	retainData  = "retain"
-	archiveData = "archive"
+	existingKey = records.ExistingKey
 )
 
 const defaultSubDir = "${pv.metadata.name}"
 
-// choices are the values of a parameter, the default first.
-var choices = map[string][]string{
-	onDeleteKey: {deleteData, retainData, archiveData},
-	encryptKey:  {"false", "true"},
-	outageKey:   {"error", "wait"},
-	existingKey: {"refuse", "use"},
-}
-
 // complete returns the parameters with defaults. Errors: backend.ErrInvalid.
 func complete(parameters map[string]string) (map[string]string, error) {
 	all := map[string]string{subDirKey: defaultSubDir}
-	for key, values := range choices {
+	for key, values := range records.Choices {
 		all[key] = values[0]
 	}
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
@@ -62,7 +47,7 @@ func complete(parameters map[string]string) (map[string]string, error) {
 }
 
 func checkParameter(key, value string) error {
-	values, isChoice := choices[key]
+	values, isChoice := records.Choices[key]
 	switch {
 	case isChoice && !slices.Contains(values, value):
 		return fmt.Errorf("%w: invalid %s %.64q: must be %s", backend.ErrInvalid, key, value,

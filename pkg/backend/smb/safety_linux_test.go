@@ -48,7 +48,7 @@ func TestADirectoryThatAPersonHasReplaced(t *testing.T) {
 	if _, _, err := b.Expand(ctx, first.ID, backend.ExpandOptions{Required: 5 << 30}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Modify(ctx, first.ID, map[string]string{onDeleteKey: archiveData}, nil); err != nil {
+	if err := b.Modify(ctx, first.ID, map[string]string{onDeleteKey: records.ArchiveData}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.Mount(ctx, first.ID, backend.Access{}); !errors.Is(err, backend.ErrPrecondition) {

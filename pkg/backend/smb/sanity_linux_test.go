@@ -230,7 +230,7 @@ func (w *world) sanity(name, dir string, m mounter.Mounter) (check func()) {
 	config.IDGen = ids{world: w}
 	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sized.Answers))
 	config.TestVolumeParameters = map[string]string{sourceKey: w.source()}
-	config.TestVolumeMutableParameters = map[string]string{onDeleteKey: deleteData}
+	config.TestVolumeMutableParameters = map[string]string{onDeleteKey: records.DeleteData}
 	ginkgo.Describe(name, func() { sanity.GinkgoTest(&config) })
 
 	passed, skipped := 0, map[string]int{}

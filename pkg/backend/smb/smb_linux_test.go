@@ -13,6 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/lease"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
 )
@@ -139,7 +140,7 @@ func TestSMBKeepsTheContract(t *testing.T) {
 	source := ""
 	kind := backendtest.Kind{
 		Parameters: map[string]string{sourceKey: ""},
-		Mutable:    map[string][2]string{onDeleteKey: {retainData, archiveData}},
+		Mutable:    map[string][2]string{onDeleteKey: {records.RetainData, records.ArchiveData}},
 		Files: func(m mounter.Mount) string {
 			src, err := mounter.ParseShare(m.Source)
 			if err != nil {

@@ -2,6 +2,7 @@ package smb
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"strings"
@@ -110,6 +111,52 @@ func TestUnreadableRecords(t *testing.T) {
 				if data, err := os.ReadFile(w.path(v, "data")); string(data) != "precious" {
 					t.Errorf("the data of %s: %q, %v", v, data, err)
 				}
+			}
+		})
+	}
+}
+
+// TestRecordsWithValuesOfANewerRelease are left alone: this release would delete the data of a
+// volume with another value of onDelete.
+func TestRecordsWithValuesOfANewerRelease(t *testing.T) {
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
+	ctx := t.Context()
+	for name, change := range map[string]func(data map[string]any){
+		"a field":              func(data map[string]any) { data["more"] = 1 },
+		"a parameter":          func(data map[string]any) { data["parameters"].(map[string]any)["more"] = "1" },
+		"a value of onDelete":  func(data map[string]any) { data["parameters"].(map[string]any)["onDelete"] = "quarantine" },
+		"a value that changed": func(data map[string]any) { data["onDelete"] = "quarantine" },
+		"a state":              func(data map[string]any) { data["state"] = "frozen" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := w.open()
+			v := w.create(b, w.request(strings.ReplaceAll(name, " ", "-")))
+			key, _, _ := strings.Cut(v.ID, "@")
+			path := w.path(records.MetaDir, records.VolumesDir, key+records.RecordSuffix)
+			file, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var record struct{ Data map[string]any }
+			if err := json.Unmarshal(file, &record); err != nil {
+				t.Fatal(err)
+			}
+			change(record.Data)
+			if file, err = records.VolumeFormat.Encode(record.Data); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, file, 0o666); err != nil {
+				t.Fatal(err)
+			}
+			b = w.open()
+			if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrNotReady) {
+				t.Errorf("Delete = %v, want ErrNotReady", err)
+			}
+			if c, err := b.Health(ctx, v.ID); err != nil || len(c) != 1 || c[0].Reason != "RecordOfNewerVersion" {
+				t.Errorf("Health = %+v, %v", c, err)
+			}
+			if _, err := os.Stat(w.path(v.Context[subDirKey])); err != nil {
+				t.Errorf("the directory of the volume: %v", err)
 			}
 		})
 	}

@@ -241,7 +241,7 @@ func TestOnDelete(t *testing.T) {
 	b := w.open()
 	ctx := context.Background()
 	for round := range 2 { // the name can be used again
-		for _, onDelete := range []string{deleteData, retainData, archiveData} {
+		for _, onDelete := range []string{records.DeleteData, records.RetainData, records.ArchiveData} {
 			v := w.create(b, w.claimed("pvc-"+onDelete, onDeleteKey, onDelete, subDirKey, fmt.Sprint(onDelete, round, "/x")))
 			if err := os.WriteFile(w.path(fmt.Sprint(onDelete, round), "x", "data"), []byte("precious"), 0o666); err != nil {
 				t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"strings"
 
 	"github.com/causeway-csi/causeway/internal/atomicfile"
 	"github.com/causeway-csi/causeway/internal/beneath"
@@ -57,7 +58,7 @@ func (f Format) Encode(v any) ([]byte, error) {
 }
 
 // Decode reads a file of this format, or of an older version that has an upgrade, into v. Errors:
-// ErrDamaged, ErrNewer.
+// ErrDamaged; ErrNewer, also for a whole file of this version with a field that v does not have.
 func (f Format) Decode(file []byte, v any) error {
 	var head struct{ Version int } // decoded first, since a newer release may have changed the rest
 	if err := json.Unmarshal(file, &head); err == nil && head.Version > f.Version {
@@ -85,11 +86,18 @@ func (f Format) Decode(file []byte, v any) error {
 			return fmt.Errorf("%w: upgrade from version %d: %w", ErrDamaged, version, err)
 		}
 	}
-	if err := unmarshal(raw, v); err != nil {
+	switch err := unmarshal(raw, v); {
+	case err == nil:
+		return nil
+	case strings.HasPrefix(err.Error(), unknownField): // the sum proves that a release wrote it
+		return fmt.Errorf("%w: %w", ErrNewer, err)
+	default:
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
-	return nil
 }
+
+// unknownField begins the error of encoding/json for a field that the value does not have.
+const unknownField = "json: unknown field"
 
 // Create writes v durably to the new file name in dir. The caller syncs dir. Create is for
 // directories that have no readers yet.

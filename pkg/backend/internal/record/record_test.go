@@ -115,6 +115,17 @@ func TestOldVersionsAreUpgradedAndNewVersionsRejected(t *testing.T) {
 	if err := current.Decode([]byte(`{"version":3,"signature":"who knows"}`), &got); !errors.Is(err, ErrNewer) {
 		t.Errorf("Decode = %v, want ErrNewer also for a file in another form", err)
 	}
+	more, err := Format{Version: 2}.Encode(map[string]string{"name": "volume", "more": "of a later release"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := current.Decode(more, &got); !errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "more") {
+		t.Errorf("Decode with one more field = %v, want ErrNewer that names it", err)
+	}
+	torn := []byte(strings.Replace(string(more), "later", "LATER", 1))
+	if err := current.Decode(torn, &got); !errors.Is(err, ErrDamaged) {
+		t.Errorf("Decode with one more field and a wrong sum = %v, want ErrDamaged", err)
+	}
 	if err := (Format{Version: 2}).Decode(older, &got); !errors.Is(err, ErrDamaged) {
 		t.Errorf("Decode without an upgrade = %v, want ErrDamaged", err)
 	}

@@ -12,14 +12,31 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 )
 
-// Parameters of a volume that its record and its volume context have.
+// Parameters of a volume that its record has. The volume context has those without OnDeleteKey and
+// ExistingKey.
 const (
 	SourceKey   = "source"
 	SubDirKey   = "subDir"
 	OnDeleteKey = "onDelete"
 	EncryptKey  = "encrypt"
 	OutageKey   = "outage"
+	ExistingKey = "existing"
 )
+
+// Values of OnDeleteKey.
+const (
+	DeleteData  = "delete"
+	RetainData  = "retain"
+	ArchiveData = "archive"
+)
+
+// Choices are the values of the parameters with a fixed list of values, the default first.
+var Choices = map[string][]string{
+	OnDeleteKey: {DeleteData, RetainData, ArchiveData},
+	EncryptKey:  {"false", "true"},
+	OutageKey:   {"error", "wait"},
+	ExistingKey: {"refuse", "use"},
+}
 
 // State is the state of a volume or snapshot in its record.
 type State string
@@ -69,6 +86,32 @@ var (
 	VolumeFormat   = record.Format{Version: 1}
 	SnapshotFormat = record.Format{Version: 1}
 )
+
+// check returns record.ErrNewer for a parameter, a value or a state that this release does not know:
+// the checksum proves that a release wrote it. This release would ignore it, and delete the data of
+// a volume with another value of OnDeleteKey, for example.
+func (v *Volume) check() error {
+	for _, key := range slices.Sorted(maps.Keys(v.Parameters)) {
+		values, isChoice := Choices[key]
+		switch {
+		case !isChoice && key != SourceKey && key != SubDirKey:
+			return fmt.Errorf("%w: parameter %.64q", record.ErrNewer, key)
+		case isChoice && !slices.Contains(values, v.Parameters[key]):
+			return fmt.Errorf("%w: parameter %s: %.64q", record.ErrNewer, key, v.Parameters[key])
+		}
+	}
+	if v.OnDelete != "" && !slices.Contains(Choices[OnDeleteKey], v.OnDelete) {
+		return fmt.Errorf("%w: onDelete: %.64q", record.ErrNewer, v.OnDelete)
+	}
+	return v.State.check()
+}
+
+func (s State) check() error {
+	if !slices.Contains([]State{Creating, Made, Ready, Deleting}, s) {
+		return fmt.Errorf("%w: state: %.64q", record.ErrNewer, s)
+	}
+	return nil
+}
 
 // Public returns the volume as the contract describes it.
 func (v *Volume) Public() backend.Volume {

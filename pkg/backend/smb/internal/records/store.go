@@ -64,6 +64,9 @@ func (s *Store) ReadVolume(ctx context.Context, o Object) (*Volume, error) {
 	if err := s.read(ctx, VolumesDir, VolumeFormat, o, v); err != nil {
 		return nil, err
 	}
+	if err := v.check(); err != nil {
+		return nil, unusable(o, err)
+	}
 	return v, nil
 }
 
@@ -72,6 +75,9 @@ func (s *Store) ReadSnapshot(ctx context.Context, o Object) (*Snapshot, error) {
 	n := &Snapshot{Object: o}
 	if err := s.read(ctx, SnapshotsDir, SnapshotFormat, o, n); err != nil {
 		return nil, err
+	}
+	if err := n.State.check(); err != nil {
+		return nil, unusable(o, err)
 	}
 	return n, nil
 }
@@ -93,9 +99,14 @@ func (s *Store) read(ctx context.Context, dir string, f record.Format, o Object,
 		return fmt.Errorf("%w: %w: %s", backend.ErrNotFound, ErrEmpty, o)
 	}
 	if err := f.Decode(content, into); err != nil {
-		return fmt.Errorf("%w: the record of %s: %w", backend.ErrNotReady, o, err)
+		return unusable(o, err)
 	}
 	return nil
+}
+
+// unusable returns the error for a record whose content cannot be used because of err.
+func unusable(o Object, err error) error {
+	return fmt.Errorf("%w: the record of %s: %w", backend.ErrNotReady, o, err)
 }
 
 // IsUnreadable reports whether err is about a record whose content cannot be used. No list has its
