@@ -1322,7 +1322,14 @@ func TestRemediesOfRejectedValues(t *testing.T) {
 			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
 			pendingPod(c, "c1")
 			c.Event("Pod", "default", "app", "FailedMount", "MountVolume.SetUp failed for volume \"pv-1\" : "+text)
-		}, "pods-with-volumes", "and then the claim; for an inline volume correct the pod", pagePodStart},
+		}, "pods-with-volumes", "to delete the old claim deletes its data", pagePodStart},
+		"kubelet directory": {func(c *fake.Cluster) {
+			claim(c, "c1", corev1.ClaimBound).Spec.VolumeName = volume(c, "pv-1").Name
+			pendingPod(c, "c1")
+			c.Event("Pod", "default", "app", "FailedMount", "MountVolume.MountDevice failed for volume \"pv-1\" : rpc error: "+
+				"code = InvalidArgument desc = stage volume \"v\": mount /a at /x/kubelet/b: invalid path: \"/x/kubelet/b\" is not "+
+				"below \"/var/lib/kubelet\"")
+		}, "pods-with-volumes", "set kubeletDir", pagePodStart},
 	} {
 		c := fake.Healthy()
 		tc.inject(c)

@@ -145,7 +145,8 @@ var callMessages = []message{
 		"Conditions of a volume: `DataMissing`"),
 	known(`invalid filesystem type`, "the filesystem type of the class is not possible",
 		"delete the class and make it again with another csi.storage.k8s.io/fstype: a pending claim is retried; a "+
-			"bound claim keeps the type of its PersistentVolume, so make it again, too", ""),
+			"bound claim keeps the type of its PersistentVolume: it never held data, so make it again, too", ""),
+	listed(`invalid path: .* is not below`, inPods+"INVALID_ARGUMENT, `is not below`"),
 	listed(`filesystem check not completed`, inPods+"UNAVAILABLE, `filesystem check not completed`"),
 	listed(`not the filesystem expected`, inPods+"INTERNAL, `not the filesystem expected`"),
 	listed(`^code = Internal desc = .*write the staging record in`, inPods+"INTERNAL, `write the staging record in …`"),
@@ -239,8 +240,9 @@ var (
 	wrongAttributes = known(wrongValue, "a parameter of the class is not possible",
 		"make another VolumeAttributesClass with the right value, and name it in the claim: the message names the value", "")
 	wrongMount = known(`^code = InvalidArgument`, "the node rejects a property of the volume",
-		"see the message; a PersistentVolume keeps the values of its class: make the class again with the right value, "+
-			"and then the claim; for an inline volume correct the pod", "")
+		"see the message; for an inline volume correct the pod; a PersistentVolume keeps the values of its class: make "+
+			"another class with the right value and a new claim of it, and copy the data if the volume has some: to "+
+			"delete the old claim deletes its data", "")
 )
 
 // claimMessages are errors of the provisioner about a claim, before it calls the driver: they have

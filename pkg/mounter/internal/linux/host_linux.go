@@ -124,6 +124,9 @@ func (h *Host) OtherTargets(ctx context.Context, path string) ([]string, error) 
 // Checks implements mounter.Images.
 func (h *Host) Checks() []mounter.Check { return h.Filesystems.Checks() }
 
+// CleanPath is that of mounter.PathCleaner.
+func (h *Host) CleanPath(path string) (string, error) { return h.Tree.CleanPath(path) }
+
 // Mount implements mounter.Mounter.
 func (h *Host) Mount(ctx context.Context, m mounter.Mount, path string) error {
 	if err := ctx.Err(); err != nil {

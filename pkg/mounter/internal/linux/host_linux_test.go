@@ -21,6 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/linuxtest"
+	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/tree"
 )
 
 func legacy(on bool) func(*linux.Host) { return func(l *linux.Host) { l.Tree.Legacy.Store(on) } }
@@ -476,5 +477,52 @@ func TestConcurrentCalls(t *testing.T) {
 	info, err := os.ReadFile("/proc/self/mountinfo")
 	if n := strings.Count(string(info), b.Kubelet); err != nil || n != 1 {
 		t.Errorf("%d mounts are left, want only the staging mount, %v", n, err)
+	}
+}
+
+// TestPathsOfAKubeletBehindALink: the kubelet directory of the driver is a link to, or a mount of,
+// the --root-dir of the kubelet, which sends paths of its own (canonical/microk8s#5125).
+func TestPathsOfAKubeletBehindALink(t *testing.T) {
+	ctx := t.Context()
+	b := linuxtest.NewRealBench(t)
+	rootDir, link, mounted := filepath.Join(t.TempDir(), "kubelet"), filepath.Join(t.TempDir(), "link"),
+		filepath.Join(t.TempDir(), "mounted")
+	if err := errors.Join(os.Mkdir(rootDir, 0o755), os.Symlink(rootDir, link), os.Mkdir(mounted, 0o755),
+		unix.Mount(rootDir, mounted, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(mounted, unix.MNT_DETACH) })
+	inFilesystem, _, err := tree.Find(rootDir) // the same as rootDir on the filesystem of /
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := mounter.Mount{Kind: mounter.Directory, Source: b.Storage}
+	for dir, sent := range map[string]string{link: rootDir, mounted: inFilesystem} {
+		h := linuxtest.RealMounter(t)(dir)
+		c, ok := any(h).(mounter.PathCleaner)
+		if !ok {
+			t.Fatal("the host cleans no paths")
+		}
+		for path, want := range map[string]string{filepath.Join(dir, "a/b"): filepath.Join(dir, "a/b"),
+			filepath.Join(sent, "a/b"): filepath.Join(dir, "a/b"), "/elsewhere/a": "", sent: "", sent + "x/a": "",
+			sent + "/../a": ""} {
+			if got, err := c.CleanPath(path); got != want || (err == nil) != (want != "") ||
+				err != nil && !errors.Is(err, mounter.ErrPath) {
+				t.Errorf("CleanPath(%q) with the kubelet directory %q = %q, %v, want %q", path, dir, got, err, want)
+			}
+		}
+		target, err := c.CleanPath(filepath.Join(sent, "target"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Mount(ctx, m, target); err != nil {
+			t.Fatal(err)
+		}
+		if is, err := h.Mounted(ctx, m, filepath.Join(dir, "target")); err != nil || !is {
+			t.Errorf("mounted: %t, %v", is, err)
+		}
+		if err := h.Unmount(ctx, target); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -34,6 +34,7 @@ var exceptions = map[string]string{
 	"A pod does not start: UNAVAILABLE, `filesystem check not completed`":       unit,
 	"A snapshot or a clone fails: FAILED_PRECONDITION, `takes for one name`, `may be the alias`, `does not find it`, `levels of directories`, `is a link of the server`": unit,
 	"A pod does not start: INVALID_ARGUMENT, `was moved or replaced during the mount`, `leads through a symbolic link`":                                                  unit,
+	"A pod does not start: INVALID_ARGUMENT, `is not below`":                                                                                                             unit,
 	"A pod does not start: UNAUTHENTICATED, PERMISSION_DENIED":                                                                                                           cifs,
 	"A pod does not start: UNIMPLEMENTED, `the kernel cannot mount SMB shares`":                                                                                          cifs,
 	"A pod does not start: FAILED_PRECONDITION, `has the Kerberos tickets of`":                                                                                           cifs,

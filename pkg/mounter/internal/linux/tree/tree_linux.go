@@ -21,6 +21,9 @@ import (
 type Tree struct {
 	Dir  string // as callers spell it
 	Real string // without links
+	// others are other paths of Dir, which a kubelet may use: Real, and the path within the filesystem
+	// of Dir, which is the kubelet's --root-dir where Dir is a mount of it in a container.
+	others []string
 	// Known has the mounts below Dir.
 	Known Known
 	// Legacy: the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12). Attach sets it.
@@ -38,8 +41,33 @@ func New(dir string, mayBeShare func(State) bool) (*Tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubelet directory: %w", err)
 	}
-	tr := &Tree{Dir: dir, Real: resolved, mayBeShare: mayBeShare}
-	return tr, tr.checkKernel()
+	tr := &Tree{Dir: dir, Real: resolved, others: []string{resolved}, mayBeShare: mayBeShare}
+	if err := tr.checkKernel(); err != nil {
+		return nil, err
+	}
+	name, _, err := Find(resolved)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet directory: %w", err)
+	}
+	if name != "/" {
+		tr.others = append(tr.others, name)
+	}
+	return tr, nil
+}
+
+// CleanPath returns the path below Dir that a path of a kubelet leads to. The --root-dir of a
+// kubelet can be the target of a link that is Dir on the node: canonical/microk8s#5125.
+func (tr *Tree) CleanPath(path string) (string, error) {
+	_, err := paths.Below(tr.Dir, path)
+	if err == nil {
+		return path, nil
+	}
+	for _, other := range tr.others {
+		if rel, err := paths.Below(other, path); err == nil {
+			return filepath.Join(tr.Dir, rel), nil
+		}
+	}
+	return "", err
 }
 
 // checkKernel returns an error for a kernel without openat2 (Linux 5.6) or STATX_ATTR_MOUNT_ROOT
