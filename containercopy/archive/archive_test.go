@@ -297,11 +297,49 @@ func TestLinksThatLeadOut(t *testing.T) {
 		{"d/a", "b", false}, {"d/a", ".", false}, {"d/a", "b/c/", false}, {"d/e/a", "..", false}, {"d/e/a", "../b/c", false},
 		{"d/a", "..", true}, {"d/a", "../d", true}, {"d/e/a", "../..", true}, {"d/e/a", ".././/../b", true},
 		{"d/a", "b/..", true}, {"d/e/a", "b/../c", true}, // b can be a link to .
-		{"d/a", "/b", true}, {"d/a", "", true}, {"d/a", `C:\x`, true}, {"d/a", `..\x`, true},
+		{"d/a", "/b", true}, {"d/a", "", true}, {"d/a", "b\x00", true},
 	} {
-		if got := leadsOut(tc.path, tc.text); got != tc.want {
-			t.Errorf("leadsOut(%q, %q) = %t", tc.path, tc.text, got)
+		for _, windows := range []bool{false, true} {
+			if got := leadsOut(tc.path, tc.text, windows); got != tc.want {
+				t.Errorf("leadsOut(%q, %q, %t) = %t", tc.path, tc.text, windows, got)
+			}
 		}
+	}
+	// On Linux these are names of files, as of Perl's manual pages and of units of systemd.
+	for _, text := range []string{`C:\x`, `..\x`, "Foo::Bar.3pm", `sys\x2ddev`} {
+		if leadsOut("d/a", text, false) || !leadsOut("d/a", text, true) {
+			t.Errorf("leadsOut of %q: want it on Windows alone", text)
+		}
+	}
+}
+
+// TestOwnersThatTheKernelWouldCut: 4294967296 would become root, and 4294967295 leaves the owner.
+func TestOwnersThatTheKernelWouldCut(t *testing.T) {
+	for _, tc := range []struct {
+		uid, gid int
+		refused  bool
+	}{{1 << 32, 0, true}, {0, 1 << 32, true}, {1<<32 - 1, 0, true}, {-1, 0, true}, {1<<32 - 2, 1<<32 - 2, false}} {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: "a", Uid: tc.uid, Gid: tc.gid}
+		if err := checkOwner(h); errors.Is(err, ErrRefused) != tc.refused || !tc.refused && err != nil {
+			t.Errorf("%d:%d: %v, want refused: %t", tc.uid, tc.gid, err, tc.refused)
+		}
+		if tc.uid < 0 {
+			continue // no tar has it
+		}
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		if err := errors.Join(w.WriteHeader(h), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		root, err := os.OpenRoot(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Unpack(t.Context(), &b, root, UnpackOptions{Limits: DefaultLimits(), Owner: true})
+		if tc.refused && !errors.Is(err, ErrRefused) || !tc.refused && errors.Is(err, ErrRefused) {
+			t.Errorf("Unpack with owners %d:%d = %v, want refused: %t", tc.uid, tc.gid, err, tc.refused)
+		}
+		root.Close()
 	}
 }
 

@@ -78,10 +78,11 @@ func isPort(base string) bool {
 }
 
 // leadsOut reports whether the text of a link at a path may lead out of the copy, which is the
-// first element of the path, on any system: the text is absolute, has a volume or a backslash, or
-// too many "..". A ".." behind a name is one too many: the name can be that of another link.
-func leadsOut(path, text string) bool {
-	if text == "" || strings.HasPrefix(text, "/") || strings.ContainsAny(text, "\\:\x00") {
+// first element of the path: the text is absolute, or has too many "..". A ".." behind a name is one
+// too many: the name can be that of another link. On Windows a colon or a backslash of the text may
+// lead out, too. windows reports whether this is Windows.
+func leadsOut(path, text string, windows bool) bool {
+	if text == "" || text[0] == '/' || strings.Contains(text, "\x00") || windows && strings.ContainsAny(text, `\:`) {
 		return true
 	}
 	above := strings.Count(path, "/") - 1 // directories above that of the link, in the copy

@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -194,6 +195,9 @@ func (u *unpacker) entry(h *tar.Header) error {
 	if err == nil {
 		err = permitted(h)
 	}
+	if err == nil && u.options.Owner {
+		err = checkOwner(h)
+	}
 	if err != nil {
 		return err
 	}
@@ -229,6 +233,18 @@ func permitted(h *tar.Header) error {
 	for key := range h.PAXRecords {
 		if strings.HasPrefix(key, "GNU.sparse.") {
 			return fmt.Errorf("%w: %.128q is a sparse file", ErrRefused, h.Name)
+		}
+	}
+	return nil
+}
+
+// checkOwner returns ErrRefused for an owner or a group that chown(2) would cut to 32 bits, which can
+// be root, or not change: (uid_t) -1.
+func checkOwner(h *tar.Header) error {
+	for _, id := range []int{h.Uid, h.Gid} {
+		if id < 0 || int64(id) >= math.MaxUint32 {
+			return fmt.Errorf("%w: %.128q belongs to %d:%d: an ID is below %d", ErrRefused, h.Name, h.Uid, h.Gid,
+				uint32(math.MaxUint32))
 		}
 	}
 	return nil
@@ -394,8 +410,8 @@ func (u *unpacker) finish() error {
 }
 
 func (u *unpacker) link(path string, h *tar.Header) error {
-	if !u.options.Links && leadsOut(path, h.Linkname) {
-		u.options.Skip.skip(path, "not copied: a link to %.128q, which leads out of the copy", h.Linkname)
+	if !u.options.Links && leadsOut(path, h.Linkname, onWindows) {
+		u.options.Skip.skip(path, "not copied: a link to %.128q, which may lead out of the copy", h.Linkname)
 		return nil
 	}
 	parent, name := split(path)
