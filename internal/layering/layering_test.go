@@ -130,7 +130,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/smb/internal/lease":        {[]string{module + "pkg/backend", module + "pkg/backend/smb/internal/client"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/smb/internal/records":      {[]string{module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/smb/internal/sharesim":     {[]string{module + "pkg/backend", module + "pkg/backend/smb/internal/client"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/smb/internal/client": {[]string{"github.com/cloudsoda/go-smb2", "github.com/jcmturner/gokrb5/v8", "golang.org/x/text",
+	"pkg/backend/smb/internal/client": {[]string{"github.com/cloudsoda/go-smb2", "github.com/jcmturner/gokrb5/v8", "golang.org/x/crypto/md4", "golang.org/x/text",
 		module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/joberrors": {[]string{module + "pkg/backend", module + "pkg/backend/internal/jobs"},
 		append([]string{"os/exec"}, logging...)},
@@ -337,6 +337,68 @@ func walkSources(root string, visit func(path string, d fs.DirEntry) error) erro
 		}
 		return visit(path, d)
 	})
+}
+
+// listeners are the files of programs that open a port or serve HTTP, each with its limits on
+// connections: a client of any pod must not take the memory, the files or the time of others.
+var listeners = map[string]string{
+	"pkg/csidriver/listen.go":              "connlimit for HTTP and the router",
+	"pkg/driver/listen.go":                 "--allow-tcp, for tests on one machine",
+	"internal/connlimit/http.go":           "the server itself",
+	"sidecars/internal/sidecar/http.go":    "connlimit",
+	"containercopy/cmd/agent/run_linux.go": "connlimit for the streams and the metrics, peertls for the calls",
+	"internal/freeport/freeport.go":        "for tests",
+}
+
+// TestListenersHaveLimits: a new listener needs a row with its limits. Kubernetes' generic API
+// server, which serves the copy API, has a limit of requests at a time; its ports have no other
+// client than the API server of the cluster.
+func TestListenersHaveLimits(t *testing.T) {
+	root := filepath.Join("..", "..")
+	found := map[string]bool{}
+	err := walkSources(root, func(path string, d fs.DirEntry) error {
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		rel = filepath.ToSlash(rel)
+		if d.IsDir() && slices.Contains([]string{"test", "tools", "examples", "findings", "hack", "sidecars/test",
+			"containercopy/live", "internal/smbtest"}, rel) {
+			return fs.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok {
+				x, _ := s.X.(*ast.Ident)
+				if x != nil && (x.Name == "net" && s.Sel.Name == "Listen" || x.Name == "http" && (s.Sel.Name == "Server" ||
+					s.Sel.Name == "ListenAndServe" || s.Sel.Name == "Serve")) {
+					found[rel] = true
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file := range found {
+		if listeners[file] == "" {
+			t.Errorf("%s opens a port or serves HTTP: use package connlimit, and name its limits in listeners", file)
+		}
+	}
+	for file := range listeners {
+		_, err := os.Stat(filepath.Join(root, strings.Split(file, "/")[0])) // hack/without-containercopy removes a folder
+		if !found[file] && err == nil {
+			t.Errorf("%s opens no port: remove it from listeners", file)
+		}
+	}
 }
 
 // maxLines is the longest a function may be.

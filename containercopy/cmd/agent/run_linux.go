@@ -111,7 +111,7 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 	streams := &http.Server{Handler: admitted(a.Handler()), ConnContext: withConn,
 		ReadHeaderTimeout: handshakeLimit, IdleTimeout: handshakeLimit,
 		ErrorLog: nolog} // any pod can cause its errors, such as those of handshakes
-	observed := &http.Server{Handler: metrics, ReadHeaderTimeout: handshakeLimit}
+	observed := connlimit.ServerOf(metrics) // all pods may reach it
 	ended := make(chan error, 3)
 	for _, s := range []struct {
 		address string
@@ -123,7 +123,7 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 			return streams.Serve(tls.NewListener(stream.WideListener(f.limit(l)),
 				identity.ServerConfig(f.client, "http/1.1")))
 		}, func() { streams.Close() }},
-		{f.metrics, observed.Serve, func() { observed.Close() }},
+		{f.metrics, func(l net.Listener) error { return observed.Serve(connlimit.HTTP(l)) }, func() { observed.Close() }},
 	} {
 		if s.address == "" {
 			continue
@@ -196,17 +196,32 @@ type readiness struct {
 
 	mu      sync.Mutex
 	started bool // worker has succeeded once, so its programs and namespaces are there
+	last    error
+	until   time.Time // the time at which last is too old
 }
 
-// check returns the reason for which no copy can begin.
+// fresh is the time for which all clients get the same answer: any pod can ask, and each answer
+// takes a call of the container runtime.
+const fresh = time.Second
+
+// check returns the reason for which no copy can begin. One caller at a time looks.
 func (r *readiness) check(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Now().Before(r.until) {
+		return r.last
+	}
+	r.last = r.look(context.WithoutCancel(ctx)) // the next callers get the answer, too
+	r.until = time.Now().Add(fresh)
+	return r.last
+}
+
+func (r *readiness) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	if err := r.runtime(ctx); err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if r.started {
 		return nil
 	}

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/gorilla/websocket"
 	"github.com/prometheus/client_golang/prometheus"
@@ -186,11 +188,14 @@ func get(t *testing.T, url string) (page string) {
 	return page
 }
 
-// TestReadiness shows a node on which no copy can begin: the agent is not ready, and lives.
-func TestReadiness(t *testing.T) {
+// TestReadiness shows a node on which no copy can begin: the agent is not ready, and lives. Any
+// number of clients cost one check in a second.
+func TestReadiness(t *testing.T) { synctest.Test(t, testReadiness) }
+
+func testReadiness(t *testing.T) {
 	var down, refused error
-	started := 0
-	h := observed(prometheus.NewRegistry(), &readiness{runtime: func(context.Context) error { return down },
+	started, asked := 0, 0
+	h := observed(prometheus.NewRegistry(), &readiness{runtime: func(context.Context) error { asked++; return down },
 		worker: func() error { started++; return refused }})
 	for _, step := range []struct {
 		what          string
@@ -204,6 +209,14 @@ func TestReadiness(t *testing.T) {
 		{"the runtime is back", nil, nil, http.StatusOK, 2},
 	} {
 		down, refused = step.down, step.refused
+		time.Sleep(fresh)
+		before := asked
+		for range 100 {
+			h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		}
+		if asked != before+1 {
+			t.Errorf("%s: the runtime was asked %d times for 100 requests, want 1", step.what, asked-before)
+		}
 		for path, want := range map[string]int{"/readyz": step.want, "/healthz": http.StatusOK} {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
