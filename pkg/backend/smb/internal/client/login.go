@@ -174,6 +174,9 @@ func unmarshal(cache *credentials.CCache, file []byte) (err error) {
 			err = fmt.Errorf("%w: the credential cache is damaged", backend.ErrUnauthenticated)
 		}
 	}()
+	if err := checkCache(file); err != nil {
+		return err
+	}
 	if err := cache.Unmarshal(file); err != nil {
 		return fmt.Errorf("%w: the credential cache is damaged: %w", backend.ErrUnauthenticated, err)
 	}
