@@ -117,7 +117,7 @@ const (
 	TurnedReadOnly                        // the filesystem rejects writes
 	Down                                  // the filesystem returns errors only
 	Stalled                               // a system call hangs, or the filesystem is frozen and cannot be thawed
-	Unmountable                           // the last mount found no filesystem that can be mounted, or repaired without a person
+	Unmountable                           // the last mount found no filesystem that it could mount or repair
 )
 
 // Check is a check, or growth, of the filesystem in an image before it is mounted.

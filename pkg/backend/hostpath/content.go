@@ -105,8 +105,8 @@ func (c *content) planImage(o backend.CreateOptions, from *content) error {
 			continue
 		}
 		if from != nil && from.FSType == "" {
-			return fmt.Errorf("%w: the source is a block device, so the new volume can only be one (volumeMode: Block): "+
-				"a process with the device can make its filesystem a trap for the kernel that mounts it",
+			return fmt.Errorf("%w: the source is a block device, so the new volume can only be one (volumeMode: "+
+				"Block): a process with the device can make its filesystem a trap for the kernel that mounts it",
 				backend.ErrInvalid)
 		}
 		fsType := cmp.Or(a.FSType, standard)

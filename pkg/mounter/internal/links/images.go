@@ -99,9 +99,10 @@ func (h Host) keepDetached(ctx context.Context, images []string) (release func()
 }
 
 // Tune does nothing: images always use the page cache of their file.
-func (Host) Detach(context.Context, string) (string, error) { return "", nil }
-
 func (Host) Tune(context.Context, mounter.Mount) error { return nil }
+
+// Detach does nothing: a virtual disk is detached when its last link is removed.
+func (Host) Detach(context.Context, string) (string, error) { return "", nil }
 
 // failingTime is how long Failing waits for a volume.
 const failingTime = 5 * time.Second

@@ -14,7 +14,8 @@ import (
 // Errors: backend.ErrUnauthenticated.
 func checkCache(file []byte) error {
 	if len(file) < 2 || file[0] != 5 || file[1] != 3 && file[1] != 4 {
-		return fmt.Errorf("%w: the credential cache is no file of MIT Kerberos of version 3 or 4", backend.ErrUnauthenticated)
+		return fmt.Errorf("%w: the credential cache is no file of MIT Kerberos of version 3 or 4",
+			backend.ErrUnauthenticated)
 	}
 	r := cacheReader{rest: file[2:], version: file[1]}
 	if r.version == 4 {

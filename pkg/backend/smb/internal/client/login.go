@@ -118,8 +118,8 @@ func (l Login) convert(err error) error {
 	var invalid *smb2.InvalidResponseError
 	switch {
 	case isStatus(err, statusLogonFailure) && !l.Kerberos() && strings.ContainsFunc(l.User, oneWay):
-		return fmt.Errorf("%w: NTLM compares names in upper case, and the rules of this client for a letter of the user "+
-			"name can differ from those of the server: use a name without it, or Kerberos", err)
+		return fmt.Errorf("%w: NTLM compares names in upper case, and the rules of this client for a letter of the "+
+			"user name can differ from those of the server: use a name without it, or Kerberos", err)
 	case !errors.As(err, &invalid):
 		return err
 	case guestAnswers[invalid.Message]:
