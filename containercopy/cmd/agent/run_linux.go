@@ -123,7 +123,8 @@ func listen(ctx context.Context, f flags, a *agent.Agent, identity *peertls.Iden
 			return streams.Serve(tls.NewListener(stream.WideListener(f.limit(l)),
 				identity.ServerConfig(f.client, "http/1.1")))
 		}, func() { streams.Close() }},
-		{f.metrics, func(l net.Listener) error { return observed.Serve(connlimit.HTTP(l)) }, func() { observed.Close() }},
+		{f.metrics, func(l net.Listener) error { return observed.Serve(connlimit.HTTP(l)) },
+			func() { observed.Close() }},
 	} {
 		if s.address == "" {
 			continue
