@@ -19,7 +19,7 @@ import (
 )
 
 // many is how many claims there are when something fails.
-const many = 200
+const many = 80
 
 // pair starts two replicas, of which the first leads.
 func (s *scene) pair(args ...string) (leader, other *replica) {
