@@ -261,9 +261,7 @@ func TestARemovedSocketIsMadeAgain(t *testing.T) {
 	if ready, err := p.probe(); !ready || err != nil {
 		t.Errorf("Probe after the removal = %v, %v: %s", ready, err, p.said())
 	}
-	if !strings.Contains(p.said(), "the socket was removed") {
-		t.Errorf("the log does not say it: %s", p.said())
-	}
+	await.True(t, "the log tells it", func() bool { return strings.Contains(p.said(), "the socket was removed") })
 }
 
 func TestTheProcessServesMetrics(t *testing.T) {

@@ -231,7 +231,6 @@ func (c commit) check(staged, existing string) error {
 
 // merge moves the entries of a staged directory to an existing one.
 func (c commit) merge(staged, existing string) error {
-	unlock(c.s.Root, staged).Close() // it is removed
 	return c.each(staged, -1, func(name string, e fs.DirEntry) error {
 		from, to := path.Join(staged, name), path.Join(existing, name)
 		info, err := c.d.Dir.Lstat(to)
@@ -287,13 +286,9 @@ func (c commit) move(staged, to string, replace bool) error {
 			return err
 		}
 	}
-	moved := unlock(c.s.Root, staged)
-	defer moved.Close()
 	root, from := c.s.entry(staged)
-	err := rename(root, from, c.d.Dir, to, replace)
-	if err == nil {
-		err = moved.lock()
-	}
+	err := withRights(func() error { return rename(root, from, c.d.Dir, to, replace) },
+		entry{c.s.Root, path.Dir(staged)}, entry{c.s.Root, staged})
 	switch {
 	case errors.Is(err, fs.ErrExist):
 		return fmt.Errorf("%w: %.128q", ErrExists, to)
@@ -332,16 +327,9 @@ func (c commit) replaceTree(top string) error {
 	if err := c.flushTree(top); err != nil {
 		return err
 	}
-	moved, replaced := unlock(c.s.Root, top), unlock(c.d.Dir, c.d.Name)
-	defer moved.Close()
-	defer replaced.Close()
 	root, from := c.s.entry(top)
-	err := exchange(root, from, c.d.Dir, c.d.Name)
-	if err == nil {
-		err = moved.lock()
-	} else {
-		err = errors.Join(err, replaced.lock())
-	}
+	err := withRights(func() error { return exchange(root, from, c.d.Dir, c.d.Name) },
+		entry{c.s.Root, top}, entry{c.d.Dir, c.d.Name})
 	if isMountPoint(err) {
 		return fmt.Errorf("%w: %.128q: %w", ErrMounted, c.d.Name, err)
 	}
@@ -351,43 +339,10 @@ func (c commit) replaceTree(top string) error {
 	return nil
 }
 
-// unlocked is a directory whose owner has all rights for a moment, and its mode before.
-type unlocked struct {
-	dir  *os.File // nil: the mode was not changed
-	mode fs.FileMode
-}
-
-// unlock gives the owner of a directory all rights to it: a directory without the right to write
-// cannot be moved, as rename(2) changes its "..". Other files, and a directory of another owner,
-// stay as they are: the rename has the error.
-func unlock(root *os.Root, name string) unlocked {
-	const bits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
-	info, err := root.Lstat(name)
-	if err != nil || !info.IsDir() || info.Mode().Perm()&0o700 == 0o700 ||
-		root.Chmod(name, info.Mode()&bits|0o700) != nil {
-		return unlocked{}
-	}
-	dir, err := root.Open(name)
-	if err != nil {
-		root.Chmod(name, info.Mode()&bits)
-		return unlocked{}
-	}
-	return unlocked{dir, info.Mode() & bits}
-}
-
-// lock sets the mode of before, wherever the directory is now.
-func (u unlocked) lock() error {
-	if u.dir == nil {
-		return nil
-	}
-	return u.dir.Chmod(u.mode)
-}
-
-// Close does not change the mode.
-func (u unlocked) Close() {
-	if u.dir != nil {
-		u.dir.Close()
-	}
+// entry is an entry of a directory.
+type entry struct {
+	root *os.Root
+	name string
 }
 
 // exchangeByThree exchanges two entries by three renames, where one call cannot. A crash leaves the

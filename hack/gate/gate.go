@@ -44,6 +44,7 @@ var errLimit = errors.New("interrupted at the limit of CAUSEWAY_CI_SECONDS")
 type plan struct {
 	mu    sync.Mutex
 	lanes [][]place
+	own   int // number of the first steps of the first lane that no other lane takes
 }
 
 // place is a step, and its position in the lanes.
@@ -52,8 +53,8 @@ type place struct {
 	lane, n int
 }
 
-func newPlan(lanes [][]step) *plan {
-	p := &plan{lanes: make([][]place, len(lanes))}
+func newPlan(lanes [][]step, own int) *plan {
+	p := &plan{lanes: make([][]place, len(lanes)), own: own}
 	for i, lane := range lanes {
 		for n, s := range lane {
 			p.lanes[i] = append(p.lanes[i], place{s, i, n})
@@ -62,7 +63,7 @@ func newPlan(lanes [][]step) *plan {
 	return p
 }
 
-// next returns the next step of a lane, or the last step of another lane if the lane has none.
+// next returns the next step of a lane, or the last step of the first lane if another lane has none.
 func (p *plan) next(lane int) (next place, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,20 +71,19 @@ func (p *plan) next(lane int) (next place, ok bool) {
 		p.lanes[lane] = own[1:]
 		return own[0], true
 	}
-	for i, other := range p.lanes {
-		if last := len(other) - 1; last >= 0 {
-			p.lanes[i] = other[:last]
-			return other[last], true
-		}
+	first := p.lanes[0]
+	if last := len(first) - 1; last >= 0 && first[last].n >= p.own {
+		p.lanes[0] = first[:last]
+		return first[last], true
 	}
 	return place{}, false
 }
 
 // run runs the steps of a lane one after another, and the lanes side by side. A lane that has no
-// step left takes the last step of the other, so that no core is idle. A step that fails interrupts
+// step left takes the last step of the first lane, but none of its first own steps. A step that fails interrupts
 // the other lane, as the limit and the end of ctx do. The results are in the order of the lanes.
 // The error is the reason for an early end.
-func (g *gate) run(ctx context.Context, lanes [][]step) ([]result, error) {
+func (g *gate) run(ctx context.Context, lanes [][]step, own int) ([]result, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	ended := make(chan struct{})
@@ -95,7 +95,7 @@ func (g *gate) run(ctx context.Context, lanes [][]step) ([]result, error) {
 		case <-ended:
 		}
 	}()
-	left, results := newPlan(lanes), make([][]result, len(lanes))
+	left, results := newPlan(lanes, own), make([][]result, len(lanes))
 	for i, lane := range lanes {
 		results[i] = make([]result, len(lane))
 	}

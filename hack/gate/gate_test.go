@@ -50,7 +50,7 @@ func interrupt(ctx context.Context, t *testing.T, g *gate, started string, stop 
 	t.Helper()
 	end := make(chan outcome, 1)
 	go func() {
-		results, err := g.run(ctx, [][]step{lane})
+		results, err := g.run(ctx, [][]step{lane}, 0)
 		end <- outcome{results, err}
 	}()
 	await.True(t, "the step has started", func() bool { _, err := os.Stat(started); return err == nil })
@@ -66,7 +66,7 @@ func TestAllStepsPass(t *testing.T) {
 		return script("echo " + own + "; >" + dir + "/" + own + ".here; " +
 			"until [ -e " + dir + "/" + other + ".here ]; do sleep 0.01; done; echo end of " + own)
 	}
-	results, err := g.run(t.Context(), [][]step{{meet("a", "b"), script("echo later >&2")}, {meet("b", "a")}})
+	results, err := g.run(t.Context(), [][]step{{meet("a", "b"), script("echo later >&2")}, {meet("b", "a")}}, 0)
 	if err != nil || states(results) != "passed, passed, passed" {
 		t.Errorf("%v, %s", err, states(results))
 	}
@@ -80,6 +80,26 @@ func TestAllStepsPass(t *testing.T) {
 	}
 }
 
+// TestStepsOfTheFirstLaneThatStay: the second lane takes none of them, and the first takes none of
+// the second.
+func TestStepsOfTheFirstLaneThatStay(t *testing.T) {
+	p := newPlan([][]step{{{"a"}, {"b"}, {"c"}, {"d"}}, {{"x"}}}, 2)
+	var got []string
+	for _, lane := range []int{1, 1, 1, 1, 0, 1, 0, 0} {
+		if next, ok := p.next(lane); ok {
+			got = append(got, next.step.String())
+		} else {
+			got = append(got, "-")
+		}
+	}
+	if want := []string{"x", "d", "c", "-", "a", "-", "b", "-"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if next, ok := newPlan([][]step{{}, {{"x"}}}, 0).next(0); ok {
+		t.Errorf("the first lane takes %s", next.step)
+	}
+}
+
 // TestALaneWithoutStepsTakesTheLastOfTheOther, while the other lane is busy.
 func TestALaneWithoutStepsTakesTheLastOfTheOther(t *testing.T) {
 	var out bytes.Buffer
@@ -89,7 +109,7 @@ func TestALaneWithoutStepsTakesTheLastOfTheOther(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "order"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	results, err := newGate(t, &out).run(t.Context(), [][]step{{busy, write("second"), write("last")}, {write("own")}})
+	results, err := newGate(t, &out).run(t.Context(), [][]step{{busy, write("second"), write("last")}, {write("own")}}, 0)
 	order, readErr := os.ReadFile(filepath.Join(dir, "order"))
 	if err := errors.Join(err, readErr); err != nil || string(order) != "own\nlast\nsecond\n" {
 		t.Errorf("%v, the order is %q", err, order)
@@ -103,7 +123,7 @@ func TestAFailureInterruptsTheOtherLane(t *testing.T) {
 	var out bytes.Buffer
 	started := filepath.Join(t.TempDir(), "started")
 	fails := script("until [ -e " + started + " ]; do sleep 0.01; done; echo the reason; exit 3")
-	results, err := newGate(t, &out).run(t.Context(), [][]step{{fails, script("echo never")}, {long(started), script("echo never")}})
+	results, err := newGate(t, &out).run(t.Context(), [][]step{{fails, script("echo never")}, {long(started), script("echo never")}}, 0)
 	if err == nil || !strings.HasSuffix(err.Error(), "exit 3 failed") ||
 		states(results) != "failed, not run, interrupted, not run" {
 		t.Errorf("%v, %s", err, states(results))
@@ -163,7 +183,7 @@ func TestAStepThatIgnoresTheInterruptionIsKilled(t *testing.T) {
 
 func TestTheTimeOfProcessorsIsMeasured(t *testing.T) {
 	var out bytes.Buffer
-	results, err := newGate(t, &out).run(t.Context(), [][]step{{script("sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done'")}})
+	results, err := newGate(t, &out).run(t.Context(), [][]step{{script("sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done'")}}, 0)
 	if err != nil || results[0].cpu == 0 || results[0].wall == 0 {
 		t.Errorf("%v, %v", err, results)
 	}
@@ -171,7 +191,7 @@ func TestTheTimeOfProcessorsIsMeasured(t *testing.T) {
 
 func TestAStepThatDoesNotStartFails(t *testing.T) {
 	var out bytes.Buffer
-	results, err := newGate(t, &out).run(t.Context(), [][]step{{{filepath.Join(t.TempDir(), "none")}}})
+	results, err := newGate(t, &out).run(t.Context(), [][]step{{{filepath.Join(t.TempDir(), "none")}}}, 0)
 	if err == nil || states(results) != "failed" || !strings.Contains(out.String(), "no such file") {
 		t.Errorf("%v, %s, %s", err, states(results), &out)
 	}
@@ -218,6 +238,9 @@ func TestPlans(t *testing.T) {
 			}
 			if !slices.Equal(lanes[0][0], step{"make", "test"}) {
 				t.Errorf("the first step is %s", lanes[0][0])
+			}
+			if !slices.Equal(lanes[0][ownSteps-1], step{"make", "vet"}) {
+				t.Errorf("the last suite that only the first lane runs is %s, want vet", lanes[0][ownSteps-1])
 			}
 			copies := slices.ContainsFunc(lanes[0], func(s step) bool { return strings.Contains(s.String(), "copy") })
 			if copies == c.m.noCopy {

@@ -52,7 +52,7 @@ func run(ctx context.Context) error {
 	defer os.RemoveAll(dir)
 	start := time.Now()
 	g := &gate{out: os.Stdout, dir: dir, limit: time.After(limit), grace: time.Minute}
-	results, err := g.run(ctx, lanes)
+	results, err := g.run(ctx, lanes, ownSteps)
 	if err == nil {
 		err = unchanged(ctx)
 	}
@@ -102,11 +102,14 @@ func thisMachine() machine {
 		debian:     runtime.GOARCH == "amd64" && strings.Contains("\n"+string(release), "\nID=debian\n")}
 }
 
+// ownSteps is the number of the first steps of the first lane that the second does not take: those
+// that compile for Windows follow one another, as each needs several GB, after the long ones.
+const ownSteps = 5
+
 // plan returns the steps of the two lanes, and the suites that this machine cannot run. The first
 // lane computes. The suites of the second lane wait, for emulators and for events in clusters. When
 // they have ended, the second lane takes suites from the end of the first.
 func (m machine) plan() (lanes [][]step, left []string, err error) {
-	// The suites that compile for Windows follow one another, as each needs several GB.
 	compute := targets("test", "test-sidecars", "test-images", "lint", "vet", "demo")
 	if m.noCopy {
 		left = append(left, "make test-copy: the folder containercopy was removed")

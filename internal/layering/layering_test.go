@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -345,10 +346,16 @@ var listeners = map[string]string{
 	"pkg/csidriver/listen.go":              "connlimit for HTTP and the router",
 	"pkg/driver/listen.go":                 "--allow-tcp, for tests on one machine",
 	"internal/connlimit/http.go":           "the server itself",
+	"internal/ownsocket/bind_unix.go":      "sockets that only root and the kubelet open",
+	"internal/ownsocket/bind_windows.go":   "sockets that only SYSTEM and the kubelet open",
 	"sidecars/internal/sidecar/http.go":    "connlimit",
 	"containercopy/cmd/agent/run_linux.go": "connlimit for the streams and the metrics, peertls for the calls",
 	"internal/freeport/freeport.go":        "for tests",
 }
+
+// listens matches what opens a port or a socket, or serves HTTP.
+var listens = regexp.MustCompile(`^(net\.Listen(TCP|Unix|UDP|Packet|IP|Config|Unixgram|MulticastUDP)?|tls\.Listen|` +
+	`http\.(Server|Serve|ServeTLS|ListenAndServe|ListenAndServeTLS))$`)
 
 // TestListenersHaveLimits: a new listener needs a row with its limits. Kubernetes' generic API
 // server, which serves the copy API, has a limit of requests at a time; its ports have no other
@@ -376,8 +383,7 @@ func TestListenersHaveLimits(t *testing.T) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			if s, ok := n.(*ast.SelectorExpr); ok {
 				x, _ := s.X.(*ast.Ident)
-				if x != nil && (x.Name == "net" && s.Sel.Name == "Listen" || x.Name == "http" && (s.Sel.Name == "Server" ||
-					s.Sel.Name == "ListenAndServe" || s.Sel.Name == "Serve")) {
+				if x != nil && listens.MatchString(x.Name+"."+s.Sel.Name) {
 					found[rel] = true
 				}
 			}

@@ -87,9 +87,9 @@ func (s *Socket) Restore() (restored bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	old := s.listener
+	s.listener.Close() // its socket has no path any more
 	s.listener, s.info = l, info
-	return true, old.Close()
+	return true, nil
 }
 
 // Close does nothing when it is called again: by then, the socket of another process may have the

@@ -102,7 +102,7 @@ func New(cfg Config) (*Driver, error) {
 	if cfg.Mounter == nil {
 		return d, nil
 	}
-	mounted := func(path string) (bool, error) { return isMount(cfg.Mounter, path) }
+	mounted := func(path string) (bool, error) { return cfg.Mounter.Occupied(context.Background(), path) }
 	d.node.records, err = openStagingRecords(cfg.StateDir, bootID(), mounted, func(err error) {
 		cfg.Log.Error("an entry of the state directory is not a staging record", "error", err)
 	})
@@ -164,16 +164,6 @@ func (d *Driver) registerControllers(server *grpc.Server) {
 	csi.RegisterControllerServer(server, d.controller)
 	registerGroups(server, d.cfg.Backend, d.controller.topology)
 	registerMetadata(server, d.cfg)
-}
-
-// isMount reports whether path, at which an earlier process staged a volume, is mounted. It returns
-// false for a path that this driver cannot mount at.
-func isMount(m mounter.Mounter, path string) (bool, error) {
-	occupied, err := m.Occupied(context.Background(), path)
-	if errors.Is(err, mounter.ErrPath) { // the path is below another kubelet directory, or gone
-		return false, nil
-	}
-	return occupied, err
 }
 
 // Serve serves the endpoints as the function [Serve] does. Meanwhile, changes in the readiness of

@@ -78,7 +78,14 @@ func Restore(l net.Listener) (restored bool, err error) {
 	if !ok {
 		return false, nil
 	}
-	return s.Restore()
+	restored, err = s.Restore()
+	if errors.Is(err, fs.ErrNotExist) { // its directory was removed, too
+		if err := makeSocketDir(filepath.Dir(s.Addr().String())); err != nil {
+			return false, err
+		}
+		return s.Restore()
+	}
+	return restored, err
 }
 
 // checkStale returns nil if nothing exists at path, or a socket on which no process answers before

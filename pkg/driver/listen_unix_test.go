@@ -132,3 +132,29 @@ func shortDir(t *testing.T) string {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
+
+// TestRestoreMakesTheDirectoryToo: rm -r of the directory of the socket.
+func TestRestoreMakesTheDirectoryToo(t *testing.T) {
+	parent, err := os.MkdirTemp("", "listen") // short, because the path of a socket has at most 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(parent) })
+	dir := filepath.Join(parent, "plugin")
+	l, err := Listen("unix://"+filepath.Join(dir, "s"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if restored, err := Restore(l); !restored || err != nil {
+		t.Fatalf("Restore = %t, %v", restored, err)
+	}
+	conn, err := net.Dial("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+}

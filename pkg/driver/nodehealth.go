@@ -29,19 +29,25 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context,
 	if err != nil {
 		return nil, fmt.Errorf("get the health of volume %.128q: %w", id, err)
 	}
+	for _, path := range n.records.lostOf(id) {
+		conditions = append(conditions, mountLost(path))
+	}
 	for path, mount := range n.records.liveOf(id) {
 		_, mounted, err := n.mountedAs(ctx, id, path) // the conditions of the backend explain an error
 		// If another call has begun to unstage the volume meanwhile, the mount is no longer live.
 		if err == nil && !mounted && n.records.liveOf(id)[path] == mount {
-			conditions = append(conditions, backend.Condition{
-				Severity: backend.Inaccessible, Reason: "StagingMountLost",
-				Message: fmt.Sprintf("%s is no longer mounted: delete the pods that use the volume, so that it is "+
-					"staged again", path),
-			})
+			conditions = append(conditions, mountLost(path))
 			break
 		}
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: volumeHealth(id, conditions)}, nil
+}
+
+// mountLost returns the condition of a volume that another program has unmounted from its staging path.
+func mountLost(path string) backend.Condition {
+	return backend.Condition{Severity: backend.Inaccessible, Reason: "StagingMountLost",
+		Message: fmt.Sprintf("%s is no longer mounted: delete the pods that use the volume, so that it is staged again",
+			path)}
 }
 
 // health returns the conditions of a volume on this node. Errors: backend.ErrNotFound.

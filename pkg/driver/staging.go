@@ -16,6 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/atomicfile"
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/regular"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // stagingRecord remembers the capability, the publish context and the Mount of a staged volume. CSI
@@ -75,10 +76,12 @@ type stagingRecords struct {
 	dir    *beneath.Dir
 	mu     sync.Mutex
 	byPath map[string]stagingRecord
-	// live has the staging paths that a call has mounted, and that no call is staging or unstaging.
-	// The values are numbers of mounts, each with its own number.
+	// live has the staging paths that are mounted, and that no call is staging or unstaging. The
+	// values are numbers of mounts, each with its own number.
 	live   map[string]int
 	mounts int // number of the last mount
+	// lost has the staging paths of this boot that were not mounted when this process began.
+	lost map[string]bool
 }
 
 // stagingRecordsDir is the directory of the records in the state directory.
@@ -91,10 +94,11 @@ var stagingRecordName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
 const maxStagingRecord = 64 << 10
 
 // openStagingRecords reads the files. openStagingRecords removes a damaged file, and a file for
-// whose path mounted returns false, unless the volume was staged in the present boot: then another
-// program has unmounted the path, as while the driver runs. If mounted returns an error, the file
-// stays. report gets an error for each entry that is not a file and cannot be removed. Such an
-// entry affects only the volume at its own path.
+// whose path mounted returns false, unless the volume was staged in the present boot at a directory
+// that is still there: then another program has unmounted it, and the path is lost. If mounted
+// returns an error, the file stays; after mounter.ErrPath it does not. report gets an error for
+// each entry that is not a file and cannot be removed. Such an entry affects only the volume at its
+// own path.
 //
 // A driver that died in the middle of a NodeStageVolume or a NodeUnstageVolume leaves such a file,
 // too, until the kubelet has repeated the call.
@@ -113,7 +117,8 @@ func openStagingRecords(stateDir, boot string,
 			root.Close()
 		}
 	}()
-	s := &stagingRecords{path: dir, boot: boot, dir: root, byPath: map[string]stagingRecord{}, live: map[string]int{}}
+	s := &stagingRecords{path: dir, boot: boot, dir: root, byPath: map[string]stagingRecord{}, live: map[string]int{},
+		lost: map[string]bool{}}
 	names, err := root.Names(".")
 	if err != nil {
 		return nil, err
@@ -154,12 +159,17 @@ func (s *stagingRecords) read(name string, mounted func(path string) (bool, erro
 		return false, nil
 	}
 	isMounted, err := mounted(old.Path)
-	lost := err == nil && !isMounted
-	if lost && (s.boot == "" || old.Boot != s.boot) {
+	if errors.Is(err, mounter.ErrPath) { // below another kubelet directory, for example
 		return false, nil
 	}
+	if err == nil && !isMounted {
+		if _, err := os.Lstat(old.Path); err != nil || s.boot == "" || old.Boot != s.boot {
+			return false, nil
+		}
+		s.lost[old.Path] = true
+	}
 	s.byPath[old.Path] = old.stagingRecord
-	s.setLive(old.Path, isMounted || lost)
+	s.setLive(old.Path, isMounted)
 	return true, nil
 }
 
@@ -188,8 +198,20 @@ func (s *stagingRecords) publishContext(id string) map[string]string {
 	return nil
 }
 
-// liveOf returns the staging paths at which a call has mounted a volume, each with the number of its
-// mount. Every mount has another number.
+// lostOf returns the staging paths of a volume that were not mounted when this process began.
+func (s *stagingRecords) lostOf(id string) (paths []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for path := range s.lost {
+		if s.byPath[path].VolumeID == id && s.live[path] == 0 {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// liveOf returns the staging paths at which a volume is mounted, each with the number of its mount.
+// Every mount has another number.
 func (s *stagingRecords) liveOf(id string) map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,12 +224,13 @@ func (s *stagingRecords) liveOf(id string) map[string]int {
 	return paths
 }
 
-// setLive records that a call has mounted path (live), or that a call may unmount path from now on (not
+// setLive records that path is mounted now (live), or that a call may unmount path from now on (not
 // live).
 func (s *stagingRecords) setLive(path string, live bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if delete(s.live, path); live {
+		delete(s.lost, path)
 		s.mounts++
 		s.live[path] = s.mounts
 	}
@@ -257,6 +280,7 @@ func (s *stagingRecords) remove(path string) error {
 	defer s.mu.Unlock()
 	delete(s.byPath, path)
 	delete(s.live, path)
+	delete(s.lost, path)
 	return nil
 }
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // pathsOf returns the paths of the records of a volume, live or not.
@@ -110,17 +112,23 @@ func TestStagingRecordsSurviveARestartAndDamage(t *testing.T) {
 
 // TestALostMountIsRememberedForTheBoot: after a boot nothing is mounted, and nothing was lost.
 func TestALostMountIsRememberedForTheBoot(t *testing.T) {
-	mounted := false
 	for _, tc := range []struct {
 		staged, now string
+		gone        bool  // the directory
+		err         error // of mounted
 		kept        bool
 	}{
-		{"first", "first", true}, {"first", "second", false}, {"", "first", false}, {"first", "", false}, {"", "", false},
+		{"first", "first", false, nil, true}, {"first", "second", false, nil, false}, {"", "first", false, nil, false},
+		{"first", "", false, nil, false}, {"", "", false, nil, false}, {"first", "first", true, nil, false},
+		{"first", "first", false, mounter.ErrPath, false},
 	} {
-		state := t.TempDir()
+		state, path := t.TempDir(), t.TempDir()
+		if tc.gone {
+			path += "/gone"
+		}
 		open := func(boot string) *stagingRecords {
 			t.Helper()
-			s, err := openStagingRecords(state, boot, func(string) (bool, error) { return mounted, nil },
+			s, err := openStagingRecords(state, boot, func(string) (bool, error) { return false, tc.err },
 				func(err error) { t.Error(err) })
 			if err != nil {
 				t.Fatal(err)
@@ -128,15 +136,15 @@ func TestALostMountIsRememberedForTheBoot(t *testing.T) {
 			return s
 		}
 		s := open(tc.staged)
-		if _, err := s.put("/a", stagingRecord{VolumeID: "v", Capability: volumeCapability{mode: sharedMode}.digest()}); err != nil {
+		if _, err := s.put(path, stagingRecord{VolumeID: "v",
+			Capability: volumeCapability{mode: sharedMode}.digest()}); err != nil {
 			t.Fatal(err)
 		}
 		s.dir.Close()
 		for range 2 { // two restarts
 			s = open(tc.now)
-			if _, ok := s.recordAt("/a"); ok != tc.kept || (len(s.liveOf("v")) > 0) != tc.kept {
-				t.Errorf("staged in boot %q, after a restart in %q: record: %t, live: %v, want %t", tc.staged, tc.now, ok,
-					s.liveOf("v"), tc.kept)
+			if _, ok := s.recordAt(path); ok != tc.kept || (len(s.lostOf("v")) > 0) != tc.kept || len(s.liveOf("v")) > 0 {
+				t.Errorf("%+v: record: %t, lost: %v, live: %v", tc, ok, s.lostOf("v"), s.liveOf("v"))
 			}
 			s.dir.Close()
 		}

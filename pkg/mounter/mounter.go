@@ -233,10 +233,11 @@ type Mounter interface {
 	Usage(ctx context.Context, path string) (Usage, error)
 }
 
-// PathCleaner is a Mounter of a system on which one path has several forms, such as Windows: the
-// kubelet sends a staging path without a drive, and a target path with one.
+// PathCleaner is a Mounter to which one file can have several paths. On Windows the kubelet sends a
+// staging path without a drive, and a target path with one. On Linux the kubelet directory can be a
+// link to the directory of the kubelet.
 type PathCleaner interface {
-	// CleanPath returns the form in which paths are compared. Errors: ErrPath for a path that no
+	// CleanPath returns the form in which the methods take and compare paths. Errors: ErrPath for a path that no
 	// method accepts.
 	CleanPath(path string) (string, error)
 }
@@ -341,8 +342,9 @@ type Images interface {
 
 	// Detach detaches the device of an image if no mount uses the device and no process has it
 	// open: a program has unmounted the node of a Disk without Unmount, which leaves the device
-	// attached. Detach returns the device if no mount uses it, but a process still has it open.
-	// Then it is detached when that process closes it. Errors: ErrPath, ErrNoAnswer.
+	// attached. Detach returns the device if no mount uses it, but a process still has it open,
+	// or another mount namespace. The device stays as it is then. Errors: fs.ErrNotExist, ErrPath,
+	// ErrNoAnswer.
 	Detach(ctx context.Context, image string) (device string, err error)
 
 	// IsFilesystem reports whether a directory is the root of a filesystem, whose space then

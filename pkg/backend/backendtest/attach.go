@@ -307,8 +307,8 @@ func attachedStays(s *subject) {
 	a.detach(v.ID, Nodes[0])
 	a.delete(v.ID)
 	a.detach(v.ID, Nodes[0])
-	a.create(s.request("pvc-1"))
-	a.wantNodes(v.ID) // the new volume may have the same ID
+	next := a.create(s.request("pvc-1")) // may have the same ID
+	a.wantNodes(next.ID)
 }
 
 func attachesToTheLimit(s *subject) {

@@ -61,7 +61,7 @@ type Kind struct {
 // method Close, Run calls Close before it opens the storage again.
 //
 // Run does not mount anything. The backend must use images to find out which volumes are mounted,
-// and images.Format to create a filesystem in an image. A [backend.Attacher] must know exactly
+// and images.MakeImage to create a filesystem in an image. A [backend.Attacher] must know exactly
 // [Nodes].
 func Run(t *testing.T, kind Kind, storage func(t *testing.T, images mounter.Images) (open func() backend.Backend)) {
 	fresh := func(t *testing.T, access backend.Access) *subject {

@@ -361,13 +361,14 @@ func snapshotRaces(s *subject) {
 }
 
 // snapshotsConcurrently makes a single changing call at a time for each snapshot, like the driver,
-// except for a snapshot that all goroutines create.
+// also for a snapshot that all goroutines create.
 func snapshotsConcurrently(s *subject) {
 	sn := snapshotting(s)
 	ctx := context.Background()
 	v := sn.create(sn.request("pvc-1"))
 	sn.write(v.ID, "one")
 	var wg sync.WaitGroup
+	var shared sync.Mutex // held for the calls that name the snapshot of all goroutines
 	for i := range 6 {
 		wg.Go(func() {
 			for j := range 4 {
@@ -377,7 +378,9 @@ func snapshotsConcurrently(s *subject) {
 						return sn.Snapshot(ctx, backend.SnapshotOptions{Name: name, Source: v.ID})
 					})
 				}
+				shared.Lock()
 				_, err1 := call("shared")
+				shared.Unlock()
 				own, err2 := call(name)
 				restored, err3 := retry(sn, func() (backend.Volume, error) {
 					return sn.Restore(ctx, own.ID, sn.request(name))

@@ -13,7 +13,8 @@ import (
 
 // A record with the right checksum can still hold a combination of fields that no code expects, by
 // a manual change or a defect. The functions in this file return record.ErrDamaged for each
-// combination that no release can have written. The records of all earlier releases pass: the
+// combination that no release can have written, and record.ErrNewer for a value that a later release
+// may add. The records of all earlier releases pass: the
 // checks leave out limits that a later release may tighten, such as the limits of class parameters.
 
 // maxName is more than the driver allows for any name, in bytes.
@@ -183,8 +184,10 @@ func (c *content) check() error {
 func (c *content) checkImage() error {
 	_, known := minSizes[c.FSType]
 	switch {
-	case c.Sector < minSector || c.Sector > maxSector || c.Sector&(c.Sector-1) != 0:
+	case c.Sector < minSector || c.Sector&(c.Sector-1) != 0:
 		return damaged("sector: %d, must be a power of two from %d to %d", c.Sector, minSector, maxSector)
+	case c.Sector > maxSector:
+		return newer("sector: %d, this release has at most %d", c.Sector, maxSector)
 	case c.Size > maxImage:
 		return damaged("size: %d, an image has at most %d", c.Size, int64(maxImage))
 	case !known:
@@ -210,8 +213,10 @@ func (n *snapshot) check(dir string) error {
 		return damaged("source: %.64q is not the ID of a volume", n.Source)
 	case n.OnDisk < 0:
 		return damaged("held: %d", n.OnDisk)
-	case n.Accept != frozen && n.Accept != anyState:
+	case n.Accept == "":
 		return damaged("consistency: %.32q", n.Accept)
+	case n.Accept != frozen && n.Accept != anyState:
+		return newer("consistency: %.32q", n.Accept)
 	case n.Cloned && n.Kind != image:
 		return damaged("cloned and kind: a %.32s has no blocks", n.Kind)
 	case n.Group != "" && !isOfKind(n.Group, volumeid.Group):

@@ -285,7 +285,7 @@ func (c copying) explain(err error) error {
 // copyUnmounted copies an image without writers, and verifies that there were none.
 func (c copying) copyUnmounted(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	defer c.jobs.BlockWrites(c.live)()
-	before, err := c.quiet(src)
+	before, err := c.quiet(ctx, src)
 	if err != nil {
 		return copier.Copied, err
 	}
@@ -293,24 +293,26 @@ func (c copying) copyUnmounted(ctx context.Context, src, dst *os.File) (copier.H
 	if err != nil {
 		return how, err
 	}
-	after, err := c.quiet(src)
+	after, err := c.quiet(ctx, src)
 	if err == nil && !after.ModTime().Equal(before.ModTime()) {
 		err = fmt.Errorf("%w: volume %s was written to during the copy: the copy starts again", backend.ErrBusy, c.live)
 	}
 	return how, err
 }
 
-// quiet describes the image file, or returns ErrPrecondition if the image is mounted.
-func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
+// quiet describes the image file, or returns ErrPrecondition if the image is in use.
+func (c copying) quiet(ctx context.Context, src *os.File) (fs.FileInfo, error) {
 	users, err := c.cfg.Images.MountPointsOf(c.path())
+	if err == nil {
+		users, err = c.detached(ctx, c.path(), users)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if len(users) > 0 {
-		return nil, fmt.Errorf("%w: volume %s is mounted at %s, and the filesystem of the root cannot copy it at a "+
-			"point in time: unmount the volume, or use a class with consistency: none, for a copy that may be "+
-			"torn",
-			backend.ErrPrecondition, c.live, users[0])
+		return nil, fmt.Errorf("%w: volume %s is %s, and the filesystem of the root cannot copy it at a point in time: "+
+			"unmount the volume, or use a class with consistency: none, for a copy that may be torn",
+			backend.ErrPrecondition, c.live, usedAt(users))
 	}
 	return src.Stat()
 }

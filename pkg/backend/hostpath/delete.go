@@ -179,22 +179,38 @@ func (b *Backend) unused(ctx context.Context, s *root, v *volume) error {
 			return wrongType(at)
 		}
 	}
-	if err == nil && len(users) > 0 && v.Kind == image {
-		var device string
-		if device, err = b.cfg.Images.Detach(ctx, source); err == nil && device != "" {
-			return fmt.Errorf("%w: volume %s is attached to %s, which a process or another mount "+
-				"namespace uses", backend.ErrInUse, v.ID, device)
-		}
-		if err == nil {
-			users, err = b.cfg.Images.MountPointsOf(source)
-		}
+	if err == nil && v.Kind == image {
+		users, err = b.detached(ctx, source, users)
 	}
 	if err != nil {
 		return fmt.Errorf("find out whether volume %s is in use: %w", v.ID, err)
 	}
 	if len(users) > 0 {
-		return fmt.Errorf("%w: volume %s is mounted at %s", backend.ErrInUse, v.ID,
-			strings.Join(users[:min(3, len(users))], ", "))
+		return fmt.Errorf("%w: volume %s is %s", backend.ErrInUse, v.ID, usedAt(users))
 	}
 	return nil
+}
+
+// detached returns the users of an image. Where its device is the only one of users, it detaches the
+// device first, unless a process or another mount namespace uses that.
+func (b *Backend) detached(ctx context.Context, image string, users []string) ([]string, error) {
+	if len(users) != 1 || !isDevice(users[0]) {
+		return users, nil
+	}
+	device, err := b.cfg.Images.Detach(ctx, image)
+	if err != nil || device == "" {
+		return nil, err
+	}
+	return users, nil
+}
+
+// isDevice reports whether a user of an image is its device: nothing is mounted in /dev.
+func isDevice(user string) bool { return strings.HasPrefix(user, "/dev/") }
+
+// usedAt describes the users of a volume.
+func usedAt(users []string) string {
+	if isDevice(users[0]) {
+		return "attached to " + users[0] + ", which a process or another mount namespace uses"
+	}
+	return "mounted at " + strings.Join(users[:min(3, len(users))], ", ")
 }

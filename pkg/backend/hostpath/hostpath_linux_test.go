@@ -440,8 +440,18 @@ func TestABlockVolumeThatAnotherProgramUnmountedIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	inUse("is attached to /dev/loop")
+	snapshot := func() error { // tmpfs has no reflinks
+		_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "s", Source: v.ID})
+		return err
+	}
+	if err := snapshot(); !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), "is attached to") {
+		t.Errorf("Snapshot = %v, want ErrPrecondition", err)
+	}
 	if err := dev.Close(); err != nil {
 		t.Fatal(err)
+	}
+	if err := snapshot(); err != nil {
+		t.Errorf("Snapshot of a device that nothing uses = %v", err)
 	}
 	if err := b.Delete(ctx, v.ID, nil); err != nil {
 		t.Errorf("Delete = %v", err)

@@ -152,11 +152,24 @@ func TestRecordsWithValuesOfANewerRelease(t *testing.T) {
 			if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrNotReady) {
 				t.Errorf("Delete = %v, want ErrNotReady", err)
 			}
+			if name != "a field" { // which may change the meaning of the others
+				other := w.create(b, w.request("beside-"+strings.ReplaceAll(name, " ", "-")))
+				if err := b.Delete(ctx, other.ID, nil); err != nil {
+					t.Errorf("Delete of a volume beside it = %v", err)
+				}
+				if _, err := b.Create(ctx, w.request("inside", subDirKey, v.Context[subDirKey]+"/x")); !errors.Is(err,
+					backend.ErrPrecondition) {
+					t.Errorf("Create inside of it = %v, want ErrPrecondition", err)
+				}
+			}
 			if c, err := b.Health(ctx, v.ID); err != nil || len(c) != 1 || c[0].Reason != "RecordOfNewerVersion" {
 				t.Errorf("Health = %+v, %v", c, err)
 			}
 			if _, err := os.Stat(w.path(v.Context[subDirKey])); err != nil {
 				t.Errorf("the directory of the volume: %v", err)
+			}
+			if err := os.Remove(path); err != nil { // a field fails all comparisons
+				t.Fatal(err)
 			}
 		})
 	}

@@ -12,15 +12,16 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// eachVolume calls each for the volumes of the store, in any state. Errors: backend.ErrNotReady for
-// an unreadable record.
+// eachVolume calls each for the volumes of the store, in any state, also for those with values that
+// this release does not know: each compares directories. Errors: backend.ErrNotReady for an
+// unreadable record.
 func (s *store) eachVolume(ctx context.Context, each func(v *records.Volume) error) error {
 	entries, err := s.records().Keys(ctx, records.VolumesDir, volumeid.Volume)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		v, err := s.listedVolume(ctx, e)
+		v, err := s.decodedVolume(ctx, e)
 		switch {
 		case errors.Is(err, backend.ErrNotFound):
 			continue
@@ -36,10 +37,22 @@ func (s *store) eachVolume(ctx context.Context, each func(v *records.Volume) err
 	return nil
 }
 
-// listedVolume returns the record of a listed volume.
+// listedVolume returns the record of a listed volume. Errors: those of ReadVolume.
 func (s *store) listedVolume(ctx context.Context, e client.Entry) (*records.Volume, error) {
+	v, err := s.decodedVolume(ctx, e)
+	if err == nil {
+		err = v.Check()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// decodedVolume returns the record of a listed volume, as DecodeVolume does.
+func (s *store) decodedVolume(ctx context.Context, e client.Entry) (*records.Volume, error) {
 	r, err := s.cache.Get(records.CacheKey(s.source, records.VolumesDir, e.Name), e, func() (any, error) {
-		v, err := s.records().ReadVolume(ctx, records.Object{Key: e.Name, Source: s.source})
+		v, err := s.records().DecodeVolume(ctx, records.Object{Key: e.Name, Source: s.source})
 		return v, err
 	})
 	if err != nil {

@@ -372,7 +372,7 @@ func TestSecretsInText(t *testing.T) {
 // shapes are the forms in which a secret $ may be in a log, an argument or a file. The number of
 // lines says whether it may have several.
 var shapes = []string{
-	"password=$", "password: $", "password : $", "PASSWORD := $", "password => $", "a=b password=a&$", "password=[$", "password: {$}",
+	"password=$", "password%3D$", "password%3A$", "password: $", "password : $", "PASSWORD := $", "password => $", "a=b password=a&$", "password=[$", "password: {$}",
 	"passphrase=correct horse $", "https://u:p@$@h", "https://$@h/x", "https://u:a/$@h", "password='it''$'", `password=\"ab\\\"$\"`,
 	`msg="x" args="{\"password\":\"$\"}"`, "<password>$</password>", `<user password="$"/>`, `"password": ["$"]`, `passwords: ["x", $]`,
 	"passwords: [x, $]", "run --password $", "sh -c 'run --smb-password $'", "-token $", `["--password", "$"]`, "DB_PASSWORD_OLD=$",
@@ -423,7 +423,7 @@ func TestNoShapeOfASecretIsKept(t *testing.T) {
 // In YAML, JSON and objects the names decide, with values of any type and any content.
 func TestNoNamedValueIsKept(t *testing.T) {
 	for _, secret := range []string{marker, "a b\n" + marker, "a, & { [ ' \" \n" + marker + "\n"} {
-		for _, name := range []string{"password", "DB_PASSWORD_OLD", "accountkey", "storage-account-key", "keytab", "passwords", "apiKey", "authorization", "restuserkey", "signature"} {
+		for _, name := range []string{"password", "DB_PASSWORD_OLD", "accountkey", "storage-account-key", "keytab", "passwords", "apiKey", "authorization", "restuserkey", "signature", "krb5cc", ".dockerconfigjson", "auth", "creds"} {
 			for _, v := range []any{secret, []any{secret}, map[string]any{"x": secret}, []any{map[string]any{"x": []any{secret}}}} {
 				for _, document := range []any{map[string]any{name: v, "kept": "x"}, []any{map[string]any{"deep": map[string]any{name: v}, "kept": "x"}},
 					map[string]any{"env": []any{map[string]any{"name": name, "value": v}}, "kept": "x"}} {

@@ -16,7 +16,8 @@ const redacted = "REDACTED"
 // secretWords mark the names of secrets: of environment variables, keys, flags and parameters. They
 // count anywhere in a name.
 const secretWords = `(?:password|passwd|passphrase|pass(?:[-_.0-9]|\b)|pwd|secret|token|credential|keytab|` +
-	`authorization|bearer|cookie|signature|dsn(?:[-_.0-9]|\b)|connection[-_. ]?string|` +
+	`authorization|auths?\b|creds?\b|krb5cc|dockerconfigjson|dockercfg|bearer|cookie|signature|` +
+	`dsn(?:[-_.0-9]|\b)|connection[-_. ]?string|` +
 	`(?:account|access|api|private|client|encryption|shared|signing|master|ssh|auth|user)[-_. ]?key)`
 
 var secretWord = regexp.MustCompile(`(?i)` + secretWords)
@@ -88,7 +89,7 @@ var (
 	// assignment matches a secret word in a name, the rest of the name, and a separator; or a flag
 	// with the word, whose value is the next word.
 	assignment = regexp.MustCompile(`(?i)` + secretWords + `[\w.$/-]*(?:\[[^\]]*\]|[ \t]*\([^)]*\))?[\\"'` + "`" +
-		`)\]}]*[ \t]*(?:=>|:=|[:=>])|(?:^|[\s"'` + "`" + `,=(\[])--?[\w.-]*?` + secretWords + `[\w.-]*(?:[\\"'` + "`" +
+		`)\]}]*[ \t]*(?:=>|:=|[:=>]|%3[ad])|(?:^|[\s"'` + "`" + `,=(\[])--?[\w.-]*?` + secretWords + `[\w.-]*(?:[\\"'` + "`" +
 		`,\]]*[ \t]|[\\"'` + "`" + `,\]]*$)`)
 	nameBefore = regexp.MustCompile(`[\w.$/-]*$`)
 	nameIn     = regexp.MustCompile(`^[\s"'` + "`" + `,=(\[]*[\w.$/ -]*`)

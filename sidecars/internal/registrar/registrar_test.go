@@ -389,15 +389,14 @@ func TestADriverWhoseSocketWasRemoved(t *testing.T) {
 	if err := os.Rename(n.csi, n.csi+".away"); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Ready(); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "accepts no connection") {
-		t.Errorf("Ready without the driver's socket = %v", err)
-	}
+	await.True(t, "the registrar is not ready without the driver's socket", func() bool {
+		err := p.Ready()
+		return errors.Is(err, fs.ErrNotExist) && strings.Contains(err.Error(), "accepts no connection")
+	})
 	if err := os.Rename(n.csi+".away", n.csi); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Ready(); err != nil {
-		t.Errorf("Ready = %v when the socket is back", err)
-	}
+	await.NoError(t, "the registrar is ready when the socket is back", p.Ready)
 	p.end(t)
 }
 

@@ -51,7 +51,7 @@ type calls struct {
 	label   func(ctx context.Context) string // label "migrated"
 	leads   func() error                     // its error fails the calls that only a leader makes
 	maxLog  int                              // bytes of a response in the log; all if not positive
-	// answered reports whether the driver has answered on the present connection.
+	// answered reports whether the driver has answered on the present connection of the process.
 	answered atomic.Bool
 }
 
@@ -92,14 +92,21 @@ func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc
 		loud.Info("GRPC response", "method", method, "response", c.cut(protosanitizer.StripSecrets(reply).String()),
 			"err", err)
 	}
-	if err == nil {
-		c.answered.Store(true)
-	}
 	if info, ok := reply.(*csi.GetPluginInfoResponse); ok && err == nil {
 		c.name(info.GetName())
 	}
 	c.seconds.WithLabelValues(*c.driver.Load(), method, status.Code(err).String(), c.label(ctx),
 		ofMethod(method)).Observe(took.Seconds())
+	return err
+}
+
+// interceptMain is intercept for the channel of the process.
+func (c *calls) interceptMain(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+	invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	err := c.intercept(ctx, method, req, reply, cc, invoke, opts...)
+	if err == nil {
+		c.answered.Store(true)
+	}
 	return err
 }
 
@@ -127,7 +134,8 @@ func (c *calls) cut(answer string) string {
 // channel reconnects, and lost is called after the end of each connection on which the driver has
 // answered. Without a connection, calls fail at once with UNAVAILABLE.
 func dial(ctx context.Context, socket *Socket, c *calls, lost func()) (*grpc.ClientConn, error) {
-	conn, err := c.channel(
+	conn, err := channel(
+		grpc.WithUnaryInterceptor(c.interceptMain),
 		grpc.WithStatsHandler(breaks{ended: func() {
 			if c.answered.Swap(false) && ctx.Err() == nil {
 				lost()
@@ -147,8 +155,8 @@ func dial(ctx context.Context, socket *Socket, c *calls, lost func()) (*grpc.Cli
 	return conn, nil
 }
 
-// channel returns a channel that counts and logs its calls. It connects with the first call.
-func (c *calls) channel(options ...grpc.DialOption) (*grpc.ClientConn, error) {
+// channel returns a channel to a driver. It connects with the first call.
+func channel(options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	retry := backoff.DefaultConfig
 	retry.MaxDelay = time.Second
 	return grpc.NewClient("passthrough:///csi", append([]grpc.DialOption{
@@ -158,7 +166,6 @@ func (c *calls) channel(options ...grpc.DialOption) (*grpc.ClientConn, error) {
 		grpc.WithIdleTimeout(0),
 		// a page of 100,000 volumes is more than 4 MiB
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
-		grpc.WithUnaryInterceptor(c.intercept),
 	}, options...)...)
 }
 
@@ -166,9 +173,8 @@ func (c *calls) channel(options ...grpc.DialOption) (*grpc.ClientConn, error) {
 // uses that channel: its first call shows whether the driver accepts connections.
 func (c *calls) connector(socket *Socket) func() (*grpc.ClientConn, error) {
 	return func() (*grpc.ClientConn, error) {
-		return c.channel(grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return socket.Dial(ctx)
-		}))
+		return channel(grpc.WithUnaryInterceptor(c.intercept),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return socket.Dial(ctx) }))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"sync"
+	"time"
 )
 
 // Socket is the driver's socket. It keeps the error of the last dial, of which gRPC passes on the
@@ -14,6 +15,10 @@ type Socket struct {
 
 	mu   sync.Mutex
 	last error
+
+	check   sync.Mutex // held by Check
+	checked time.Time
+	failure error // the result of Check
 }
 
 // NewSocket returns the socket at a path. It need not exist.
@@ -33,16 +38,26 @@ func (s *Socket) Dial(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
+// checkEvery is the time for which all callers of Check get one result: any client of a port can
+// ask, and the driver serves each connection.
+const checkEvery = time.Second
+
 // Check returns an error if the socket accepts no connection.
 func (s *Socket) Check(ctx context.Context) error {
 	if s == nil { // no controller needs a driver
 		return nil
 	}
-	conn, err := s.Dial(ctx)
-	if err != nil {
-		return err
+	s.check.Lock()
+	defer s.check.Unlock()
+	if time.Since(s.checked) < checkEvery {
+		return s.failure
 	}
-	return conn.Close()
+	conn, err := s.Dial(ctx)
+	if err == nil {
+		err = conn.Close()
+	}
+	s.checked, s.failure = time.Now(), err
+	return err
 }
 
 // Denied returns an error with the remedy if the last dial failed with EACCES or EPERM. The driver

@@ -76,8 +76,6 @@ func TestFailuresOfFilesystemsAreReported(t *testing.T) {
 	}
 }
 
-// TestAnExt4IsRepairedWhileItsDeviceIsOpen: another process, such as udev's, keeps the image
-// attached after its last unmount.
 // TestAnImageThatCannotBeMountedIsReported until it is mounted, or deleted.
 func TestAnImageThatCannotBeMountedIsReported(t *testing.T) {
 	ctx := t.Context()
@@ -125,6 +123,8 @@ func TestAnImageThatCannotBeMountedIsReported(t *testing.T) {
 	b.MustUnmount(staging)
 }
 
+// TestAnExt4IsRepairedWhileItsDeviceIsOpen: another process, such as udev's, keeps the image
+// attached after its last unmount.
 func TestAnExt4IsRepairedWhileItsDeviceIsOpen(t *testing.T) {
 	b := linuxtest.NewLoopBench(t)
 	m := b.Image("image", "ext4")

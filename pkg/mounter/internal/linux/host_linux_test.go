@@ -18,10 +18,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux"
 	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/linuxtest"
-	"github.com/causeway-csi/causeway/pkg/mounter/internal/linux/tree"
 )
 
 func legacy(on bool) func(*linux.Host) { return func(l *linux.Host) { l.Tree.Legacy.Store(on) } }
@@ -480,49 +480,80 @@ func TestConcurrentCalls(t *testing.T) {
 	}
 }
 
-// TestPathsOfAKubeletBehindALink: the kubelet directory of the driver is a link to, or a mount of,
-// the --root-dir of the kubelet, which sends paths of its own (canonical/microk8s#5125).
+// TestPathsOfAKubeletBehindALink: the kubelet directory of the driver is a link to the --root-dir of
+// the kubelet, which sends paths of its own (canonical/microk8s#5125).
 func TestPathsOfAKubeletBehindALink(t *testing.T) {
 	ctx := t.Context()
 	b := linuxtest.NewRealBench(t)
-	rootDir, link, mounted := filepath.Join(t.TempDir(), "kubelet"), filepath.Join(t.TempDir(), "link"),
-		filepath.Join(t.TempDir(), "mounted")
-	if err := errors.Join(os.Mkdir(rootDir, 0o755), os.Symlink(rootDir, link), os.Mkdir(mounted, 0o755),
-		unix.Mount(rootDir, mounted, "", unix.MS_BIND, "")); err != nil {
+	rootDir, link := filepath.Join(t.TempDir(), "kubelet"), filepath.Join(t.TempDir(), "link")
+	if err := errors.Join(os.Mkdir(rootDir, 0o755), os.Symlink(rootDir, link)); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unix.Unmount(mounted, unix.MNT_DETACH) })
-	inFilesystem, _, err := tree.Find(rootDir) // the same as rootDir on the filesystem of /
+	h := linuxtest.RealMounter(t)(link)
+	c, ok := any(h).(mounter.PathCleaner)
+	if !ok {
+		t.Fatal("the host cleans no paths")
+	}
+	target, err := c.CleanPath(filepath.Join(rootDir, "target"))
+	if err != nil || target != filepath.Join(link, "target") {
+		t.Fatalf("CleanPath = %q, %v", target, err)
+	}
+	m := mounter.Mount{Kind: mounter.Directory, Source: b.Storage}
+	if err := h.Mount(ctx, m, target); err != nil {
+		t.Fatal(err)
+	}
+	if is, err := h.Mounted(ctx, m, target); err != nil || !is {
+		t.Errorf("mounted: %t, %v", is, err)
+	}
+	if err := h.Unmount(ctx, target); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPathsOfAKubeletBehindALinkOfTheNode: in a container the kubelet directory is a mount of the
+// target of the link. Its path within its filesystem is all that is known: with the filesystem of
+// the node's root, with a filesystem of its own for /var, and with a subvolume of btrfs.
+func TestPathsOfAKubeletBehindALinkOfTheNode(t *testing.T) {
+	filesystem, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := mounter.Mount{Kind: mounter.Directory, Source: b.Storage}
-	for dir, sent := range map[string]string{link: rootDir, mounted: inFilesystem} {
-		h := linuxtest.RealMounter(t)(dir)
-		c, ok := any(h).(mounter.PathCleaner)
-		if !ok {
-			t.Fatal("the host cleans no paths")
+	if err := unix.Mount("none", filesystem, "tmpfs", 0, ""); err != nil {
+		namespace.Skip(t, err)
+	}
+	t.Cleanup(func() { unix.Unmount(filesystem, unix.MNT_DETACH) })
+	const rootDir = "/var/snap/microk8s/common/var/lib/kubelet"
+	for inFilesystem, sent := range map[string][]string{
+		rootDir:                             {rootDir},
+		strings.TrimPrefix(rootDir, "/var"): {rootDir},
+		"/@" + rootDir:                      {rootDir},
+		"/":                                 nil, // a filesystem of its own
+		"/kubelet":                          nil, // one element proves nothing
+	} {
+		dir := filepath.Join(t.TempDir(), "kubelet")
+		if err := errors.Join(os.MkdirAll(filepath.Join(filesystem, inFilesystem), 0o755), os.Mkdir(dir, 0o755),
+			unix.Mount(filepath.Join(filesystem, inFilesystem), dir, "", unix.MS_BIND, "")); err != nil {
+			t.Fatal(err)
 		}
-		for path, want := range map[string]string{filepath.Join(dir, "a/b"): filepath.Join(dir, "a/b"),
-			filepath.Join(sent, "a/b"): filepath.Join(dir, "a/b"), "/elsewhere/a": "", sent: "", sent + "x/a": "",
-			sent + "/../a": ""} {
+		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+		c := any(linuxtest.RealMounter(t)(dir)).(mounter.PathCleaner)
+		for path, want := range map[string]string{
+			dir + "/pods/u/volumes":       dir + "/pods/u/volumes",
+			rootDir + "/pods/u/volumes":   dir + "/pods/u/volumes",
+			rootDir + "/plugins/csi/pods": dir + "/plugins/csi/pods",
+			rootDir + "/other/pods2/x":    "",
+			rootDir + "/pods/../../x":     "",
+			"/elsewhere/kubelet/pods/u":   "",
+			rootDir + "x/pods/u":          "",
+			rootDir:                       "",
+		} {
+			if strings.HasPrefix(path, rootDir) && sent == nil {
+				want = ""
+			}
 			if got, err := c.CleanPath(path); got != want || (err == nil) != (want != "") ||
 				err != nil && !errors.Is(err, mounter.ErrPath) {
-				t.Errorf("CleanPath(%q) with the kubelet directory %q = %q, %v, want %q", path, dir, got, err, want)
+				t.Errorf("CleanPath(%q) of %q in the filesystem = %q, %v, want %q", path, inFilesystem, got, err, want)
 			}
-		}
-		target, err := c.CleanPath(filepath.Join(sent, "target"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := h.Mount(ctx, m, target); err != nil {
-			t.Fatal(err)
-		}
-		if is, err := h.Mounted(ctx, m, filepath.Join(dir, "target")); err != nil || !is {
-			t.Errorf("mounted: %t, %v", is, err)
-		}
-		if err := h.Unmount(ctx, target); err != nil {
-			t.Error(err)
 		}
 	}
 }

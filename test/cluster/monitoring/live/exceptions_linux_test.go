@@ -45,7 +45,7 @@ var exceptions = map[string]string{
 	"A volume does not grow or change: FAILED_PRECONDITION, `in use: without CAP_SYS_RESOURCE it can be grown only when it is staged again`":                             otherKernel,
 	"A volume does not grow or change: UNAVAILABLE, `no space left on device`, `read-only file system`":                                                                  unit,
 	"A snapshot or a clone fails: DEADLINE_EXCEEDED, then ABORTED, `bytes so far`":                                                                                       copies,
-	"A snapshot or a clone fails: FAILED_PRECONDITION, `mounted at /dev/loop…`":                                                                                          unit,
+	"A snapshot or a clone fails: FAILED_PRECONDITION, `is attached to /dev/loop…`":                                                                                      unit,
 	"A snapshot or a clone fails: FAILED_PRECONDITION, `copies hang in 8 volumes of namespace …`":                                                                        slow,
 	"A snapshot or a clone fails: UNAVAILABLE, `no common point in time`":                                                                                                unit,
 	"A snapshot or a clone fails: FAILED_PRECONDITION, `the path of the data is obstructed`; UNAVAILABLE, `a device does not answer`":                                    refers,

@@ -19,15 +19,14 @@ func checkCache(file []byte) error {
 	}
 	r := cacheReader{rest: file[2:], version: file[1]}
 	if r.version == 4 {
-		r.take(int64(r.number(2))) // the header
+		r.header()
 	}
 	r.principal()
 	for !r.failed && len(r.rest) > 0 {
 		r.credential()
 	}
 	if r.failed {
-		return fmt.Errorf("%w: the credential cache is damaged: a length in it leads past its end",
-			backend.ErrUnauthenticated)
+		return fmt.Errorf("%w: the credential cache is damaged: a length in it is wrong", backend.ErrUnauthenticated)
 	}
 	return nil
 }
@@ -36,11 +35,11 @@ func checkCache(file []byte) error {
 type cacheReader struct {
 	rest    []byte
 	version byte
-	failed  bool // a length led past the end
+	failed  bool // a length is wrong
 }
 
-// take skips n bytes.
-func (r *cacheReader) take(n int64) []byte {
+// skip returns the next n bytes, and goes on behind them.
+func (r *cacheReader) skip(n int64) []byte {
 	if r.failed || n > int64(len(r.rest)) {
 		r.failed = true
 		return nil
@@ -52,7 +51,7 @@ func (r *cacheReader) take(n int64) []byte {
 
 // number reads an integer of 2 or 4 bytes.
 func (r *cacheReader) number(size int64) uint32 {
-	switch b := r.take(size); len(b) {
+	switch b := r.skip(size); len(b) {
 	case 2:
 		return uint32(binary.BigEndian.Uint16(b))
 	case 4:
@@ -61,8 +60,22 @@ func (r *cacheReader) number(size int64) uint32 {
 	return 0
 }
 
+// header skips a header of fields with the offset of the clock of the KDC, the only field of the
+// format. The library reads on behind the header at another place than its length says, unless the
+// fields fill it.
+func (r *cacheReader) header() {
+	const field = 2 + 2 + 8
+	length := r.number(2)
+	r.failed = r.failed || length%field != 0
+	for ; length > 0 && !r.failed; length -= field {
+		tag, size := r.number(2), r.number(2)
+		r.failed = r.failed || tag != 1 || size != 8
+		r.skip(8)
+	}
+}
+
 // data skips bytes with their length before them.
-func (r *cacheReader) data() { r.take(int64(r.number(4))) }
+func (r *cacheReader) data() { r.skip(int64(r.number(4))) }
 
 // list skips a list with its number of entries before it. An entry has at least 4 bytes, so a number
 // of entries that the file cannot have fails soon.
@@ -89,7 +102,7 @@ func (r *cacheReader) credential() {
 		r.number(2) // once more
 	}
 	r.data()            // the key
-	r.take(4*4 + 1 + 4) // four times, a flag of a user-to-user ticket, the flags of the ticket
+	r.skip(4*4 + 1 + 4) // four times, a flag of a user-to-user ticket, the flags of the ticket
 	typed := func() { r.number(2); r.data() }
 	r.list(typed) // addresses
 	r.list(typed) // authorization data

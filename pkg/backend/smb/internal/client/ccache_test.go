@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"testing"
@@ -80,6 +81,19 @@ func TestCredentialCaches(t *testing.T) {
 			}
 		}
 	}
+	// The library reads on behind a header at another place than its length says, unless fields
+	// fill it.
+	for length := range 49 {
+		fields := bytes.Repeat([]byte{0, 1, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0}, 5)
+		file := append([]byte{5, 4, 0, byte(length)}, fields[:length]...)
+		whole, _ := newCache(4)
+		file = append(file, whole[16:]...)
+		cache := new(credentials.CCache)
+		err := unmarshal(cache, file)
+		if (err == nil) != (length%12 == 0) || err == nil && len(cache.Credentials) != 2 {
+			t.Errorf("a header of %d bytes: %d credentials, %v", length, len(cache.Credentials), err)
+		}
+	}
 	for name, file := range map[string]string{"empty": "", "short": "\x05", "version 2": "\x05\x02", "text": "hello"} {
 		if err := checkCache([]byte(file)); !errors.Is(err, backend.ErrUnauthenticated) {
 			t.Errorf("%s: %v, want ErrUnauthenticated", name, err)
@@ -87,15 +101,26 @@ func TestCredentialCaches(t *testing.T) {
 	}
 }
 
-// FuzzCredentialCache: no file takes more memory than its size explains, which would end the test.
+// FuzzCredentialCache: the library sees what checkCache has seen: where it reads a whole file, each of
+// its credentials has a part of the file.
 func FuzzCredentialCache(f *testing.F) {
 	for _, version := range []byte{3, 4} {
 		file, _ := newCache(version)
 		f.Add(file)
 	}
 	f.Fuzz(func(t *testing.T, file []byte) {
-		if err := unmarshal(new(credentials.CCache), file); err != nil && !errors.Is(err, backend.ErrUnauthenticated) {
-			t.Errorf("%v, want ErrUnauthenticated", err)
+		cache := new(credentials.CCache)
+		if err := unmarshal(cache, file); err != nil {
+			if !errors.Is(err, backend.ErrUnauthenticated) {
+				t.Errorf("%v, want ErrUnauthenticated", err)
+			}
+			return
+		}
+		for _, c := range cache.Credentials {
+			if 6*(len(c.Addresses)+len(c.AuthData)) > len(file) {
+				t.Errorf("%d addresses and %d entries of authorization data in %d bytes", len(c.Addresses), len(c.AuthData),
+					len(file))
+			}
 		}
 	})
 }

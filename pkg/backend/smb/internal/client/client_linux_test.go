@@ -649,3 +649,40 @@ func TestADamagedCredentialCache(t *testing.T) {
 		t.Errorf("a missing krb5.conf: %v", err)
 	}
 }
+
+// TestSessionsThatVerifyAreFew: some servers have few sessions, and a node that starts mounts all of
+// its volumes at once.
+func TestSessionsThatVerifyAreFew(t *testing.T) {
+	b := serve(t)
+	open := func(ctx context.Context) (*Share, error) {
+		return b.pool.Open(ctx, b.source(smbtest.Share), Login{User: b.User, Password: b.Password}, Verify)
+	}
+	var all []*Share
+	for range maxVerify {
+		s, err := open(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, s)
+	}
+	full, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := open(full); !errors.Is(err, context.Canceled) {
+		t.Errorf("one more session: %v, want the end of the context", err)
+	}
+	all[0].Release()
+	s, err := open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range append(all[1:], s) {
+		s.Release()
+	}
+	if _, err := b.pool.Open(t.Context(), b.source(smbtest.Share), Login{User: b.User, Password: "wrong"}, Verify); !errors.Is(err,
+		backend.ErrUnauthenticated) {
+		t.Errorf("a wrong password: %v", err)
+	}
+	if n := len(b.pool.verify[b.source(smbtest.Share).Server]); n != 0 {
+		t.Errorf("%d sessions count after the last Release", n)
+	}
+}

@@ -70,6 +70,7 @@ type Pool struct {
 	mu       sync.Mutex
 	sessions map[key]*session
 	numbers  int
+	verify   map[string]chan struct{} // by server: has an element for each open Share of the use Verify
 	dialects map[string]uint16 // by address: the newest dialect that the server supports
 	closed   bool
 }
@@ -105,7 +106,7 @@ type session struct {
 // NewPool returns an empty pool. The caller calls Close.
 func NewPool() *Pool {
 	return &Pool{flushEvery: flushEvery, digester: newDigester(), sessions: map[key]*session{},
-		dialects: map[string]uint16{}}
+		dialects: map[string]uint16{}, verify: map[string]chan struct{}{}}
 }
 
 // Close closes all sessions.
@@ -122,12 +123,41 @@ func (p *Pool) Close() {
 // calls Release. Errors: backend.ErrUnavailable, ErrUnauthenticated, ErrDenied, ErrPrecondition if
 // the server has no such share, and those of ctx.
 func (p *Pool) Open(ctx context.Context, src mounter.ShareSource, login Login, use Use) (*Share, error) {
+	leave := func() {}
+	if use == Verify {
+		var err error
+		if leave, err = p.enter(ctx, src.Server); err != nil {
+			return nil, err
+		}
+	}
 	s, err := p.session(ctx, src, login, use)
 	if err != nil {
+		leave()
 		return nil, err
 	}
 	return &Share{Source: mounter.ShareSource{Server: src.Server, Port: src.Port, Share: src.Share},
-		pool: p, login: login, use: use, session: s}, nil
+		pool: p, login: login, use: use, session: s, leave: leave}, nil
+}
+
+// maxVerify is the number of sessions of the use Verify with a server at a time: after a start of a
+// node all of its volumes are mounted at once, and some servers have few sessions.
+const maxVerify = 4
+
+// enter waits until another session of the use Verify may be opened. The caller calls leave.
+func (p *Pool) enter(ctx context.Context, server string) (leave func(), err error) {
+	p.mu.Lock()
+	slots := p.verify[server]
+	if slots == nil {
+		slots = make(chan struct{}, maxVerify)
+		p.verify[server] = slots
+	}
+	p.mu.Unlock()
+	select {
+	case slots <- struct{}{}:
+		return func() { <-slots }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // session returns a connected session and counts a user.

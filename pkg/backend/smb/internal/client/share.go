@@ -35,6 +35,7 @@ type Share struct {
 	pool  *Pool
 	login Login
 	use   Use
+	leave func() // ends the use of the server
 
 	mu      sync.Mutex
 	session *session
@@ -45,6 +46,7 @@ func (s *Share) Release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pool.giveBack(s.session)
+	s.leave()
 }
 
 // live returns the session, or another one if it was dropped.

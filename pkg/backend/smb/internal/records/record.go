@@ -87,9 +87,16 @@ var (
 	SnapshotFormat = record.Format{Version: 1}
 )
 
-// check returns record.ErrNewer for a parameter, a value or a state that this release does not know:
+// Check returns record.ErrNewer for a parameter, a value or a state that this release does not know:
 // the checksum proves that a release wrote it. This release would ignore it, and delete the data of
 // a volume with another value of OnDeleteKey, for example.
+func (v *Volume) Check() error {
+	if err := v.check(); err != nil {
+		return unusable(v.Object, err)
+	}
+	return nil
+}
+
 func (v *Volume) check() error {
 	for _, key := range slices.Sorted(maps.Keys(v.Parameters)) {
 		values, isChoice := Choices[key]
@@ -107,10 +114,13 @@ func (v *Volume) check() error {
 }
 
 func (s State) check() error {
-	if !slices.Contains([]State{Creating, Made, Ready, Deleting}, s) {
-		return fmt.Errorf("%w: state: %.64q", record.ErrNewer, s)
+	switch s {
+	case Creating, Made, Ready, Deleting:
+		return nil
+	case "":
+		return fmt.Errorf("%w: no state", record.ErrDamaged)
 	}
-	return nil
+	return fmt.Errorf("%w: state: %.64q", record.ErrNewer, s)
 }
 
 // Public returns the volume as the contract describes it.

@@ -58,14 +58,25 @@ func (s *Store) Meta(elements ...string) string {
 // RecordPath returns the path of a record.
 func (s *Store) RecordPath(dir, key string) string { return s.Meta(dir, key+RecordSuffix) }
 
-// ReadVolume reads the record of a volume in any state. Errors: backend.ErrNotFound.
+// ReadVolume reads the record of a volume in any state. Errors: backend.ErrNotFound; record.ErrNewer
+// for a record with a value that this release does not know.
 func (s *Store) ReadVolume(ctx context.Context, o Object) (*Volume, error) {
+	v, err := s.DecodeVolume(ctx, o)
+	if err == nil {
+		err = v.Check()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// DecodeVolume is ReadVolume, but for records with values that this release does not know: they still
+// have the directory of a volume. Only comparisons of directories may use such a record.
+func (s *Store) DecodeVolume(ctx context.Context, o Object) (*Volume, error) {
 	v := &Volume{Object: o}
 	if err := s.read(ctx, VolumesDir, VolumeFormat, o, v); err != nil {
 		return nil, err
-	}
-	if err := v.check(); err != nil {
-		return nil, unusable(o, err)
 	}
 	return v, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -127,10 +128,11 @@ func (im *Images) noteMount(image string, err error) {
 // images that were deleted.
 func (im *Images) Unmountable(all map[string]mounter.Failure) {
 	im.mu.Lock()
-	defer im.mu.Unlock()
-	for image, message := range im.unmountable {
+	known := maps.Clone(im.unmountable)
+	im.mu.Unlock()
+	for image, message := range known {
 		if _, err := os.Lstat(image); errors.Is(err, fs.ErrNotExist) {
-			delete(im.unmountable, image)
+			im.noteMount(image, nil)
 			continue
 		}
 		all[image] = mounter.Failure{Kind: mounter.Unmountable, Message: message}
@@ -330,26 +332,26 @@ func (im *Images) Detach(ctx context.Context, image string) (device string, err 
 	if err != nil || !slices.Equal(users, []string{loop.Path(n)}) {
 		return "", err
 	}
-	if err := vanish(n, b); err != nil {
+	if err := vanish(n, b, true); err != nil {
 		return "", err
 	}
 	if loop.Released(n, b) {
 		return "", nil
 	}
-	return loop.Path(n), nil
+	return loop.Path(n), vanish(n, b, false)
 }
 
-// vanish lets the kernel detach a device that has the backing file b with its last user.
-func vanish(n int, b tree.Backing) error {
+// vanish sets whether the kernel detaches a device that has the backing file b with its last user.
+func vanish(n int, b tree.Backing, on bool) error {
 	dev, err := loop.OpenOwn(n, b)
 	if err != nil || dev == nil {
 		return err
 	}
 	defer dev.Close()
-	if err := loop.SetAutoclear(dev, true); err != nil && !errors.Is(err, unix.ENXIO) {
+	if err := loop.SetAutoclear(dev, on); err != nil && !errors.Is(err, unix.ENXIO) {
 		return err
 	}
-	return tree.SetDeviceReadOnly(dev, false) // for the next file with this device number
+	return nil
 }
 
 // Tune is that of mounter.Images.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/moby/sys/mountinfo"
@@ -21,9 +22,8 @@ import (
 type Tree struct {
 	Dir  string // as callers spell it
 	Real string // without links
-	// others are other paths of Dir, which a kubelet may use: Real, and the path within the filesystem
-	// of Dir, which is the kubelet's --root-dir where Dir is a mount of it in a container.
-	others []string
+	// inFilesystem is the path of Dir within its filesystem, or empty.
+	inFilesystem string
 	// Known has the mounts below Dir.
 	Known Known
 	// Legacy: the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12). Attach sets it.
@@ -41,33 +41,44 @@ func New(dir string, mayBeShare func(State) bool) (*Tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubelet directory: %w", err)
 	}
-	tr := &Tree{Dir: dir, Real: resolved, others: []string{resolved}, mayBeShare: mayBeShare}
-	if err := tr.checkKernel(); err != nil {
-		return nil, err
+	tr := &Tree{Dir: dir, Real: resolved, mayBeShare: mayBeShare}
+	if name, _, err := Find(resolved); err == nil {
+		tr.inFilesystem = name
 	}
-	name, _, err := Find(resolved)
-	if err != nil {
-		return nil, fmt.Errorf("kubelet directory: %w", err)
-	}
-	if name != "/" {
-		tr.others = append(tr.others, name)
-	}
-	return tr, nil
+	return tr, tr.checkKernel()
 }
 
-// CleanPath returns the path below Dir that a path of a kubelet leads to. The --root-dir of a
-// kubelet can be the target of a link that is Dir on the node: canonical/microk8s#5125.
+// CleanPath returns the path below Dir that a path of a kubelet leads to: on the node, Dir can be a
+// link to the --root-dir of the kubelet (canonical/microk8s#5125). In a container the link is
+// followed before Dir is mounted, and only the path of Dir within its filesystem is known. That is
+// the end of the --root-dir if the filesystem is mounted at one of its parents, and ends with it if
+// the filesystem has it in a subvolume. A path of another directory with the same end leads to a
+// path below Dir that does not exist.
 func (tr *Tree) CleanPath(path string) (string, error) {
 	_, err := paths.Below(tr.Dir, path)
 	if err == nil {
 		return path, nil
 	}
-	for _, other := range tr.others {
-		if rel, err := paths.Below(other, path); err == nil {
-			return filepath.Join(tr.Dir, rel), nil
+	if rel, err := paths.Below(tr.Real, path); err == nil {
+		return filepath.Join(tr.Dir, rel), nil
+	}
+	for _, name := range []string{"/pods/", "/plugins/"} { // of the kubelet, below its --root-dir
+		rootDir, rel, found := strings.Cut(path, name)
+		if found && sameEnd(rootDir, tr.inFilesystem) {
+			if _, err := paths.Below(rootDir, path); err == nil {
+				return filepath.Join(tr.Dir, name, rel), nil
+			}
 		}
 	}
 	return "", err
+}
+
+// sameEnd reports whether one path ends with the other, which has at least two elements.
+func sameEnd(a, b string) bool {
+	if len(a) < len(b) {
+		a, b = b, a
+	}
+	return strings.Count(b, "/") > 1 && strings.HasSuffix(a, b)
 }
 
 // checkKernel returns an error for a kernel without openat2 (Linux 5.6) or STATX_ATTR_MOUNT_ROOT
