@@ -310,8 +310,8 @@ func (c copying) quiet(ctx context.Context, src *os.File) (fs.FileInfo, error) {
 		return nil, err
 	}
 	if len(users) > 0 {
-		return nil, fmt.Errorf("%w: volume %s is %s, and the filesystem of the root cannot copy it at a point in time: "+
-			"unmount the volume, or use a class with consistency: none, for a copy that may be torn",
+		return nil, fmt.Errorf("%w: volume %s is %s, and the filesystem of the root cannot copy it at a point in "+
+			"time: unmount the volume, or use a class with consistency: none, for a copy that may be torn",
 			backend.ErrPrecondition, c.live, usedAt(users))
 	}
 	return src.Stat()

@@ -214,8 +214,8 @@ func conditionOf(f mounter.Failure) []backend.Condition {
 	switch f.Kind {
 	case mounter.Unmountable:
 		return condition(backend.Inaccessible, "FilesystemUnmountable",
-			"%s: see dmesg; if the filesystem is damaged, end the pods that use the volume and wait until they are gone, "+
-				"copy the image, and repair it by hand", f.Message)
+			"%s: see dmesg; if the filesystem is damaged, end the pods that use the volume and wait until they are "+
+				"gone, copy the image, and repair it by hand", f.Message)
 	case mounter.Down:
 		return condition(backend.Inaccessible, "FilesystemDown",
 			"%s: see dmesg; end the pods that use the volume: the next NodeStageVolume checks the filesystem or "+

@@ -89,7 +89,8 @@ var (
 	// assignment matches a secret word in a name, the rest of the name, and a separator; or a flag
 	// with the word, whose value is the next word.
 	assignment = regexp.MustCompile(`(?i)` + secretWords + `[\w.$/-]*(?:\[[^\]]*\]|[ \t]*\([^)]*\))?[\\"'` + "`" +
-		`)\]}]*[ \t]*(?:=>|:=|[:=>]|%3[ad])|(?:^|[\s"'` + "`" + `,=(\[])--?[\w.-]*?` + secretWords + `[\w.-]*(?:[\\"'` + "`" +
+		`)\]}]*[ \t]*(?:=>|:=|[:=>]|%3[ad])|` +
+		`(?:^|[\s"'` + "`" + `,=(\[])--?[\w.-]*?` + secretWords + `[\w.-]*(?:[\\"'` + "`" +
 		`,\]]*[ \t]|[\\"'` + "`" + `,\]]*$)`)
 	nameBefore = regexp.MustCompile(`[\w.$/-]*$`)
 	nameIn     = regexp.MustCompile(`^[\s"'` + "`" + `,=(\[]*[\w.$/ -]*`)

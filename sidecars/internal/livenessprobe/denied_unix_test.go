@@ -97,8 +97,8 @@ func TestWhoIsToBlameForALostDriver(t *testing.T) {
 	}
 }
 
-// TestADriverWithoutASocketFails although it serves its old connections: nobody can connect to it
-// (livenessprobe#68).
+// TestADriverWithoutASocketFails although it serves its old connections: no new connection reaches
+// it (livenessprobe#68).
 func TestADriverWithoutASocketFails(t *testing.T) {
 	path := socketPath(t)
 	defer (&driver{}).serve(t, path)()

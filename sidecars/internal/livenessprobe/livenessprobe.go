@@ -109,10 +109,10 @@ func (r *runner) Check(ctx context.Context) (note string, err error) {
 }
 
 // probe connects to the driver for each probe, as the kubelet does for each call: on an old
-// connection a driver answers when nobody else can connect any more (livenessprobe#68). probe does
-// not use the context of a caller: it continues when the first caller hangs up. A missing permission
-// of this process passes: after an error the kubelet would restart the driver, which does not help.
-// Package sidecar logs it and is not ready.
+// connection a driver answers when no new connection reaches it any more (livenessprobe#68). probe
+// does not use the context of a caller: it continues when the first caller hangs up. A missing
+// permission of this process passes: after an error the kubelet would restart the driver, which
+// does not help. Package sidecar logs it and is not ready.
 func (r *runner) probe() (note string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
 	defer cancel()
