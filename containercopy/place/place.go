@@ -358,7 +358,8 @@ func exchangeByThree(from *os.Root, a string, to *os.Root, b string) error {
 		}
 		return err
 	}
-	if err := rename(to, aside, from, a, false); err != nil {
+	err := withRights(func() error { return rename(to, aside, from, a, false) }, entry{to, aside})
+	if err != nil {
 		return fmt.Errorf("the copy is at %.128q, and what it replaced is at %.128q: %w", b, aside, err)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/unprivileged"
 )
 
 // TestAMountPointIsNotReplaced: a file of a ConfigMap, for example.
@@ -207,6 +208,44 @@ func TestAFilesystemWithoutHardLinks(t *testing.T) {
 	}
 	if got, want := grown(t, root), "d/x=1 e=2 g=1 m->f"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestAReadOnlyDirectoryIsReplacedByThreeRenames, by a user that is not root: the last of them moves
+// it to another directory.
+func TestAReadOnlyDirectoryIsReplacedByThreeRenames(t *testing.T) {
+	if unprivileged.Again(t) {
+		return
+	}
+	renameat2 = func(fromDir int, from string, toDir int, to string, flags uint) error {
+		if flags&unix.RENAME_EXCHANGE != 0 {
+			return unix.EINVAL
+		}
+		return unix.Renameat2(fromDir, from, toDir, to, flags)
+	}
+	t.Cleanup(func() { renameat2 = unix.Renameat2 })
+	root := newRoot(t)
+	grow(t, root, "d/x=old")
+	if err := root.Chmod("d", 0o555); err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewStaging(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grow(t, s.Root, "d/x=new")
+	d, err := Into(root, Source{Name: "d", Dir: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Commit(s, "d", Tree); err != nil {
+		t.Error(err)
+	}
+	if err := s.Remove(); err != nil {
+		t.Error(err)
+	}
+	if got, want := grown(t, root), "d/x=new"; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"syscall"
 )
 
 // withRights calls move. If a right is missing, it gives the owner all rights to these directories,
@@ -38,17 +39,17 @@ type unlocked struct {
 	mode fs.FileMode
 }
 
-// unlock gives the owner of a directory all rights to it. It returns false if the owner has them, or
-// if this process may not change them.
+// unlock gives the owner of a directory all rights to it, through a descriptor: another user can give
+// its name to a link. It returns false if the owner has them, or if this process may not change them
+// or read the directory.
 func unlock(e entry) (unlocked, bool) {
-	info, err := e.root.Lstat(e.name)
-	if err != nil || !info.IsDir() || info.Mode().Perm()&0o700 == 0o700 ||
-		e.root.Chmod(e.name, info.Mode().Perm()|0o700) != nil {
+	dir, err := e.root.OpenFile(e.name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
 		return unlocked{}, false
 	}
-	dir, err := e.root.Open(e.name)
-	if err != nil {
-		e.root.Chmod(e.name, info.Mode())
+	info, err := dir.Stat()
+	if err != nil || info.Mode().Perm()&0o700 == 0o700 || dir.Chmod(info.Mode()|0o700) != nil {
+		dir.Close()
 		return unlocked{}, false
 	}
 	return unlocked{dir, info.Mode()}, true

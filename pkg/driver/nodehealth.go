@@ -57,6 +57,9 @@ func (n *node) health(ctx context.Context, id string) ([]backend.Condition, erro
 		return n.backend.(backend.HealthReporter).Health(ctx, id)
 	}
 	live := n.records.liveOf(id)
+	if len(live) == 0 && len(n.records.lostOf(id)) > 0 {
+		return nil, nil
+	}
 	if len(live) == 0 {
 		return nil, fmt.Errorf("%w: the volume is not staged on this node", backend.ErrNotFound)
 	}

@@ -136,6 +136,34 @@ func TestAShareIsPublishedWithoutItsServer(t *testing.T) {
 }
 
 // A record of a staged volume, the log and an answer contain no password.
+// TestALostMountOfAShare is reported by the next driver, which does not contact its server for it.
+func TestALostMountOfAShare(t *testing.T) {
+	s, d, v := startWithShares(t)
+	d.want(codes.OK, v.stageWith("first-password"))
+	if err := d.mounter.Unmount(context.Background(), v.staging); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(v.staging, 0o755); err != nil { // the directory of the kubelet stays
+		t.Fatal(err)
+	}
+	d.restart()
+	s.set(func(s *shareStorage) { s.reached = nil })
+	if got := v.volumeReasons(); got != "StagingMountLost" && bootID() != "" {
+		t.Errorf("the conditions are %q", got)
+	}
+	if _, err := d.NodeGetStorageHealth(context.Background(), &csi.NodeGetStorageHealthRequest{}); err != nil {
+		t.Error(err)
+	}
+	if len(s.reached) > 0 {
+		t.Errorf("the driver contacted %q", s.reached)
+	}
+	d.want(codes.OK, v.stageWith("first-password"))
+	if got := v.volumeReasons(); got != "" {
+		t.Errorf("staged again: the conditions are %q", got)
+	}
+	d.want(codes.OK, v.unstage())
+}
+
 func TestThePasswordOfAShareIsInNoFile(t *testing.T) {
 	_, d, v := startWithShares(t)
 	d.want(codes.OK, v.stageWith("first-password"))

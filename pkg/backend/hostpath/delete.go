@@ -198,10 +198,10 @@ func (b *Backend) detached(ctx context.Context, image string, users []string) ([
 		return users, nil
 	}
 	device, err := b.cfg.Images.Detach(ctx, image)
-	if err != nil || device == "" {
-		return nil, err
+	if err == nil && device == "" { // detached, or mounted by now
+		return b.cfg.Images.MountPointsOf(image)
 	}
-	return users, nil
+	return users, err
 }
 
 // isDevice reports whether a user of an image is its device: nothing is mounted in /dev.

@@ -138,7 +138,8 @@ func (h *Host) Mount(ctx context.Context, m mounter.Mount, path string) error {
 	}
 	p, err := h.Tree.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %s does not exist: the caller must create it", mounter.ErrPath, filepath.Dir(path))
+		return fmt.Errorf("%w: %s does not exist: the kubelet must create it, and its --root-dir must be the "+
+			"kubelet directory of the driver", mounter.ErrPath, filepath.Dir(path))
 	}
 	if err != nil {
 		return err

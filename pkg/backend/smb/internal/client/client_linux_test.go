@@ -665,16 +665,27 @@ func TestSessionsThatVerifyAreFew(t *testing.T) {
 		}
 		all = append(all, s)
 	}
-	full, cancel := context.WithCancel(t.Context())
+	counted := func(want int) {
+		t.Helper()
+		if n := len(b.pool.verify[b.source(smbtest.Share).Server]); n != want {
+			t.Errorf("%d sessions count, want %d", n, want)
+		}
+	}
+	counted(maxVerify)
+	waits, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { _, err := b.pool.enter(waits, b.source(smbtest.Share).Server); ended <- err }()
 	cancel()
-	if _, err := open(full); !errors.Is(err, context.Canceled) {
+	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("one more session: %v, want the end of the context", err)
 	}
 	all[0].Release()
+	counted(maxVerify - 1)
 	s, err := open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	counted(maxVerify)
 	for _, s := range append(all[1:], s) {
 		s.Release()
 	}
@@ -682,7 +693,5 @@ func TestSessionsThatVerifyAreFew(t *testing.T) {
 		backend.ErrUnauthenticated) {
 		t.Errorf("a wrong password: %v", err)
 	}
-	if n := len(b.pool.verify[b.source(smbtest.Share).Server]); n != 0 {
-		t.Errorf("%d sessions count after the last Release", n)
-	}
+	counted(0)
 }

@@ -71,7 +71,7 @@ type Pool struct {
 	sessions map[key]*session
 	numbers  int
 	verify   map[string]chan struct{} // by server: has an element for each open Share of the use Verify
-	dialects map[string]uint16 // by address: the newest dialect that the server supports
+	dialects map[string]uint16        // by address: the newest dialect that the server supports
 	closed   bool
 }
 
@@ -156,7 +156,7 @@ func (p *Pool) enter(ctx context.Context, server string) (leave func(), err erro
 	case slots <- struct{}{}:
 		return func() { <-slots }, nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, fmt.Errorf("wait for a session with %s: %w", server, ctx.Err())
 	}
 }
 

@@ -332,26 +332,36 @@ func (im *Images) Detach(ctx context.Context, image string) (device string, err 
 	if err != nil || !slices.Equal(users, []string{loop.Path(n)}) {
 		return "", err
 	}
-	if err := vanish(n, b, true); err != nil {
+	was, err := setAutoclear(n, b, true)
+	if err != nil {
 		return "", err
 	}
 	if loop.Released(n, b) {
 		return "", nil
 	}
-	return loop.Path(n), vanish(n, b, false)
+	if !was { // that of a Disk, which stays attached without a user
+		_, err = setAutoclear(n, b, false)
+	}
+	return loop.Path(n), err
 }
 
-// vanish sets whether the kernel detaches a device that has the backing file b with its last user.
-func vanish(n int, b tree.Backing, on bool) error {
+// setAutoclear sets whether the kernel detaches a device that has the backing file b with its last
+// user, and returns whether it did before. A device that was read-only stays so: a process that has
+// it open must not write.
+func setAutoclear(n int, b tree.Backing, on bool) (was bool, err error) {
 	dev, err := loop.OpenOwn(n, b)
 	if err != nil || dev == nil {
-		return err
+		return true, err
 	}
 	defer dev.Close()
-	if err := loop.SetAutoclear(dev, on); err != nil && !errors.Is(err, unix.ENXIO) {
-		return err
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if err == nil {
+		was, err = info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0, loop.SetAutoclear(dev, on)
 	}
-	return nil
+	if errors.Is(err, unix.ENXIO) { // it is detached
+		return true, nil
+	}
+	return was, err
 }
 
 // Tune is that of mounter.Images.

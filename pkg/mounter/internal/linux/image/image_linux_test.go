@@ -616,6 +616,27 @@ func TestDetachOfADiskThatAnotherProgramUnmounted(t *testing.T) {
 	}
 }
 
+// TestDetachOfAnImageThatAProcessHasOpen: the device of a filesystem is detached with its last user, as
+// before the call.
+func TestDetachOfAnImageThatAProcessHasOpen(t *testing.T) {
+	b := linuxtest.NewLoopBench(t)
+	m, staging := b.Image("image", "ext4"), b.Path("staging")
+	b.MustMount(m, staging)
+	device := linuxtest.LoopOf(t, m)
+	dev, err := os.Open(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.MustUnmount(staging)
+	if got, err := b.Detach(t.Context(), m.Source); err != nil || got != device {
+		t.Errorf("Detach = %q, %v, want %q", got, err, device)
+	}
+	if err := dev.Close(); err != nil {
+		t.Fatal(err)
+	}
+	linuxtest.UntilDetached(t, device)
+}
+
 // TestStaleNodeIsNoUseOfAnotherDisk: a driver died in the middle of an unmount, its device is gone,
 // and the number of the device became that of another image.
 func TestStaleNodeIsNoUseOfAnotherDisk(t *testing.T) {
