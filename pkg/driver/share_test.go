@@ -138,6 +138,9 @@ func TestAShareIsPublishedWithoutItsServer(t *testing.T) {
 // A record of a staged volume, the log and an answer contain no password.
 // TestALostMountOfAShare is reported by the next driver, which does not contact its server for it.
 func TestALostMountOfAShare(t *testing.T) {
+	if bootID() == "" {
+		t.Skip("this system does not tell its boots, and the next driver forgets the mount")
+	}
 	s, d, v := startWithShares(t)
 	d.want(codes.OK, v.stageWith("first-password"))
 	if err := d.mounter.Unmount(context.Background(), v.staging); err != nil {
@@ -148,7 +151,7 @@ func TestALostMountOfAShare(t *testing.T) {
 	}
 	d.restart()
 	s.set(func(s *shareStorage) { s.reached = nil })
-	if got := v.volumeReasons(); got != "StagingMountLost" && bootID() != "" {
+	if got := v.volumeReasons(); got != "StagingMountLost" {
 		t.Errorf("the conditions are %q", got)
 	}
 	if _, err := d.NodeGetStorageHealth(context.Background(), &csi.NodeGetStorageHealthRequest{}); err != nil {
