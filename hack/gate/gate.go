@@ -80,9 +80,9 @@ func (p *plan) next(lane int) (next place, ok bool) {
 }
 
 // run runs the steps of a lane one after another, and the lanes side by side. A lane that has no
-// step left takes the last step of the first lane, but none of its first own steps. A step that fails interrupts
-// the other lane, as the limit and the end of ctx do. The results are in the order of the lanes.
-// The error is the reason for an early end.
+// step left takes the last step of the first lane, but none of the first own steps there. A step
+// that fails interrupts the other lane, as the limit and the end of ctx do. The results are in the
+// order of the lanes. The error is the reason for an early end.
 func (g *gate) run(ctx context.Context, lanes [][]step, own int) ([]result, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

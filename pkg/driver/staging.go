@@ -203,7 +203,7 @@ func (s *stagingRecords) lostOf(id string) (paths []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for path := range s.lost {
-		if s.byPath[path].VolumeID == id && s.live[path] == 0 {
+		if s.byPath[path].VolumeID == id {
 			paths = append(paths, path)
 		}
 	}

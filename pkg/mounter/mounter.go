@@ -237,8 +237,8 @@ type Mounter interface {
 // staging path without a drive, and a target path with one. On Linux the kubelet directory can be a
 // link to the directory of the kubelet.
 type PathCleaner interface {
-	// CleanPath returns the form in which the methods take and compare paths. Errors: ErrPath for a path that no
-	// method accepts.
+	// CleanPath returns the form in which the methods take and compare paths. Errors: ErrPath for a
+	// path that no method accepts.
 	CleanPath(path string) (string, error)
 }
 

@@ -13,9 +13,9 @@ import (
 
 // A record with the right checksum can still hold a combination of fields that no code expects, by
 // a manual change or a defect. The functions in this file return record.ErrDamaged for each
-// combination that no release can have written, and record.ErrNewer for a value that a later release
-// may add. The records of all earlier releases pass: the
-// checks leave out limits that a later release may tighten, such as the limits of class parameters.
+// combination that no release can have written, and record.ErrNewer for a value that a later
+// release may add. The records of all earlier releases pass: the checks leave out limits that a
+// later release may tighten, such as the limits of class parameters.
 
 // maxName is more than the driver allows for any name, in bytes.
 const maxName = 1 << 10

@@ -354,18 +354,24 @@ func TestTheMaximumOfCapacityIsCreated(t *testing.T) {
 	}
 }
 
-func TestDeleteRejectsAMountedVolume(t *testing.T) {
-	t.Parallel()
-	w := newDisk(t, "size=4m")
-	kubelet := filepath.Join(filepath.Dir(w.cfg.Root), "kubelet")
+// openWithHost opens the root with the host of a new kubelet directory, which mounts.
+func (w *world) openWithHost() (b *Backend, m mounter.Host, kubelet string) {
+	w.Helper()
+	kubelet = filepath.Join(filepath.Dir(w.cfg.Root), "kubelet")
 	if err := os.Mkdir(kubelet, 0o755); err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
 	m, err := host.New(kubelet, kubelet+".frozen")
 	if err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
-	b := w.open(func(c *Config) { c.Images = m })
+	return w.open(func(c *Config) { c.Images = m }), m, kubelet
+}
+
+func TestDeleteRejectsAMountedVolume(t *testing.T) {
+	t.Parallel()
+	w := newDisk(t, "size=4m")
+	b, m, kubelet := w.openWithHost()
 	v := w.create(b, "v")
 	ctx := context.Background()
 	mount, err := b.Mount(ctx, v.ID, backend.Access{})
@@ -401,15 +407,7 @@ func TestABlockVolumeThatAnotherProgramUnmountedIsDeleted(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	w := newDisk(t, "size=64m")
-	kubelet := filepath.Join(filepath.Dir(w.cfg.Root), "kubelet")
-	if err := os.Mkdir(kubelet, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	m, err := host.New(kubelet, kubelet+".frozen")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := w.open(func(c *Config) { c.Images = m })
+	b, m, kubelet := w.openWithHost()
 	access := backend.Access{Block: true}
 	v, err := b.Create(ctx, backend.CreateOptions{Name: "v", Required: 8 * mib, Access: []backend.Access{access},
 		Parameters: map[string]string{kindKey: string(image)}})

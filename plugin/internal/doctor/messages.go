@@ -145,7 +145,8 @@ var callMessages = []message{
 		"Conditions of a volume: `DataMissing`"),
 	known(`invalid filesystem type`, "the filesystem type of the class is not possible",
 		"delete the class and make it again with another csi.storage.k8s.io/fstype: a pending claim is retried; a "+
-			"bound claim keeps the type of its PersistentVolume: it never held data, so make it again, too", ""),
+			"bound claim keeps the type of its PersistentVolume, so make a new claim: to delete the old claim deletes "+
+			"its data, if the volume has some", ""),
 	listed(`invalid path: .* is not below`, inPods+"INVALID_ARGUMENT, `is not below`"),
 	listed(`filesystem check not completed`, inPods+"UNAVAILABLE, `filesystem check not completed`"),
 	listed(`not the filesystem expected`, inPods+"INTERNAL, `not the filesystem expected`"),

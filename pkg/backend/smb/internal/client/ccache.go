@@ -38,7 +38,7 @@ type cacheReader struct {
 	failed  bool // a length is wrong
 }
 
-// skip returns the next n bytes, and goes on behind them.
+// skip returns the next n bytes and removes them from rest.
 func (r *cacheReader) skip(n int64) []byte {
 	if r.failed || n > int64(len(r.rest)) {
 		r.failed = true
@@ -60,9 +60,9 @@ func (r *cacheReader) number(size int64) uint32 {
 	return 0
 }
 
-// header skips a header of fields with the offset of the clock of the KDC, the only field of the
-// format. The library reads on behind the header at another place than its length says, unless the
-// fields fill it.
+// header skips a header. Its fields have the offset of the clock of the KDC, the only field of the
+// format. The library ignores the length of a header that its fields do not fill, and would read
+// the rest at another position.
 func (r *cacheReader) header() {
 	const field = 2 + 2 + 8
 	length := r.number(2)

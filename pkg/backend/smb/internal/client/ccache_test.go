@@ -81,8 +81,7 @@ func TestCredentialCaches(t *testing.T) {
 			}
 		}
 	}
-	// The library reads on behind a header at another place than its length says, unless fields
-	// fill it.
+	// The library ignores the length of a header that its fields do not fill.
 	for length := range 49 {
 		fields := bytes.Repeat([]byte{0, 1, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0}, 5)
 		file := append([]byte{5, 4, 0, byte(length)}, fields[:length]...)

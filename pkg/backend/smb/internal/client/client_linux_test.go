@@ -694,4 +694,11 @@ func TestSessionsThatVerifyAreFew(t *testing.T) {
 		t.Errorf("a wrong password: %v", err)
 	}
 	counted(0)
+	b.pool.mu.Lock()
+	defer b.pool.mu.Unlock()
+	for k := range b.pool.sessions {
+		if k.use == Verify {
+			t.Errorf("a session stays open after its Release, for the share %s", k.share)
+		}
+	}
 }

@@ -52,8 +52,8 @@ func New(dir string, mayBeShare func(State) bool) (*Tree, error) {
 // link to the --root-dir of the kubelet (canonical/microk8s#5125). In a container the link is
 // followed before Dir is mounted, and only the path of Dir within its filesystem is known. That is
 // the end of the --root-dir if the filesystem is mounted at one of its parents, and ends with it if
-// the filesystem has it in a subvolume. A path of another directory with the same end leads to a
-// path below Dir that does not exist.
+// the filesystem has it in a subvolume. The path of another kubelet directory with the same end is
+// accepted, too: the pods of that kubelet have no directory below Dir, so Mount returns ErrPath.
 func (tr *Tree) CleanPath(path string) (string, error) {
 	_, err := paths.Below(tr.Dir, path)
 	if err == nil {
