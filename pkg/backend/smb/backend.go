@@ -52,7 +52,8 @@ type Backend struct {
 	space     spaces
 	cache     records.Cache
 
-	tickets  sync.Mutex // held while a credential cache is replaced
+	tickets  sync.Mutex    // held while a credential cache is replaced
+	reserve  chan struct{} // full while a reserve is made, or a deletion uses the space of one
 	mu       sync.Mutex
 	copies   map[string]*fair.Slots // by server: copies that wait for a server delay no other
 	emptying map[string]bool        // sources whose trash is being emptied; true: and once more at the end

@@ -72,8 +72,14 @@ func (s *store) checkAncestors(ctx context.Context) error {
 // reserveSize is the size of the reserve in bytes.
 const reserveSize = 256 << 10
 
-// fillReserve makes the reserve, if there is space for it.
+// fillReserve makes the reserve, if there is space for it and no deletion of this process needs it.
 func (s *store) fillReserve(ctx context.Context) error {
+	select {
+	case s.reserve <- struct{}{}:
+		defer func() { <-s.reserve }()
+	default:
+		return nil
+	}
 	content := make([]byte, reserveSize)
 	rand.Read(content) // not compressible
 	err := s.share.Create(ctx, s.meta(reserveFile), content)
@@ -89,10 +95,17 @@ func (s *store) withReserve(ctx context.Context, deletion func() error) error {
 	if !errors.Is(err, backend.ErrExhausted) {
 		return err
 	}
+	select {
+	case s.reserve <- struct{}{}:
+		defer func() { <-s.reserve }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	if err := s.records().Remove(ctx, s.meta(reserveFile)); err != nil {
 		return err
 	}
 	if err := deletion(); !errors.Is(err, backend.ErrExhausted) {
+		s.untouched = false // the task that empties the trash makes the reserve again
 		return err
 	}
 	return fmt.Errorf("%w: %s is full: delete files on the server, or wait until the trash is empty",

@@ -340,6 +340,55 @@ func TestTheSweepOfAFullShare(t *testing.T) {
 	})
 }
 
+// TestADeletionKeepsTheSpaceOfTheReserve: on a full share a deletion removes the reserve. A task
+// that empties the trash at the same time does not make it again before the deletion has ended.
+func TestADeletionKeepsTheSpaceOfTheReserve(t *testing.T) {
+	for name, remove := range map[string]func(ctx context.Context, b *Backend, volume, snapshot string) error{
+		"Delete": func(ctx context.Context, b *Backend, volume, _ string) error { return b.Delete(ctx, volume, nil) },
+		"DeleteSnapshot": func(ctx context.Context, b *Backend, _, snapshot string) error {
+			return b.DeleteSnapshot(ctx, snapshot, nil)
+		},
+	} {
+		simulate(t, func(w *simulation) {
+			b, p := w.process()
+			ctx := context.Background()
+			v, err := b.Create(ctx, request(w, "pvc-1"))
+			if err != nil {
+				w.Fatal(err)
+			}
+			snapshot, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "snap-1", Source: v.ID})
+			if err != nil {
+				w.Fatal(err)
+			}
+			emptied := false
+			p.Before = func(op, _ string) error {
+				full := w.exists(records.MetaDir, reserveFile)
+				if !full && !emptied {
+					emptied = true
+					if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
+						w.Error(err)
+					}
+					full = w.exists(records.MetaDir, reserveFile)
+				}
+				if op == "create" && full {
+					return fmt.Errorf("%w: the share is full", backend.ErrExhausted)
+				}
+				return nil
+			}
+			if err := remove(ctx, b, v.ID, snapshot.ID); err != nil {
+				w.Errorf("%s on a full share: %v", name, err)
+			}
+			if !emptied {
+				w.Errorf("%s did not remove the reserve", name)
+			}
+			time.Sleep(time.Minute) // for the background
+			if !w.exists(records.MetaDir, reserveFile) {
+				w.Errorf("%s: there is no reserve after the deletion", name)
+			}
+		})
+	}
+}
+
 // TestTheTrashOfAFileThatStays: an entry of the trash that cannot be removed does not stop the
 // removal of old markers.
 func TestTheTrashOfAFileThatStays(t *testing.T) {
