@@ -12,7 +12,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"golang.org/x/text/cases"
 	"golang.org/x/text/unicode/norm"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -50,12 +49,16 @@ func separatorOf(name string) string {
 func FoldName(name string) string {
 	elements := strings.Split(name, "/")
 	for i, e := range elements {
-		e = norm.NFKC.String(strings.Map(shown, strings.ToLower(strings.ToUpper(e))))
-		e = norm.NFKC.String(strings.ToLower(strings.ToUpper(cases.Fold().String(e))))
-		elements[i] = strings.ReplaceAll(e, "/", "\x00") // of a character such as U+FF0F
+		e = norm.NFKD.String(strings.Map(shown, e))
+		e = multiple.Replace(strings.ToLower(strings.ToUpper(e)))
+		elements[i] = strings.ReplaceAll(norm.NFKC.String(e), "/", "\x00") // of a character such as U+FF0F
 	}
 	return strings.Join(elements, "/")
 }
+
+// multiple has the case foldings that are not of one rune to one rune, after a decomposition: U+1E9E,
+// and U+0130, which some servers take for "i".
+var multiple = strings.NewReplacer("ß", "ss", "i\u0307", "i")
 
 // shown drops characters that have no glyph.
 func shown(r rune) rune {

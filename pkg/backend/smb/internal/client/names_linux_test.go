@@ -11,8 +11,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/text/cases"
+	"golang.org/x/text/unicode/norm"
 
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -191,7 +195,8 @@ func TestNamesThatTheServerTakesForOne(t *testing.T) {
 func TestFoldName(t *testing.T) {
 	for _, names := range [][2]string{{"README", "readme"}, {"straße", "STRASSE"}, {"caf\u00e9", "cafe\u0301"},
 		{"ﬁle", "FILE"}, {"ΣΑΣ", "σας"}, {"Ａ", "a"}, {"CAFE\u0301", "caf\u00e9"}, {"DATEI ı", "datei i"},
-		{"a\u200bb", "A\ufe0fB"}, {"a/Ｂ", "A/b"}, {"ẞ", "ss"}, {"\u212a", "k"}} {
+		{"a\u200bb", "A\ufe0fB"}, {"a/Ｂ", "A/b"}, {"ẞ", "ss"}, {"\u212a", "k"},
+		{"\u0130", "i"}, {"\u0130", "i\u0307"}, {"\u0130\u0323", "I\u0307\u0323"}, {"\u1fb3\u0301", "Α\u0301Ι"}} {
 		if FoldName(names[0]) != FoldName(names[1]) {
 			t.Errorf("%q and %q are different", names[0], names[1])
 		}
@@ -202,6 +207,23 @@ func TestFoldName(t *testing.T) {
 	for _, name := range []string{"a", "b", "a b", "a/b", "a.b", "ä", "Ａ１"} {
 		if FoldName(name) == FoldName("ab") || FoldName(FoldName(name)) != FoldName(name) {
 			t.Errorf("FoldName(%q) = %q", name, FoldName(name))
+		}
+	}
+}
+
+// TestFoldNameFoldsAllCases: every full case folding of Unicode, and every normalization.
+func TestFoldNameFoldsAllCases(t *testing.T) {
+	fold := cases.Fold()
+	for r := rune(1); r <= unicode.MaxRune; r++ {
+		if !utf8.ValidRune(r) || r == '/' {
+			continue
+		}
+		want := FoldName(string(r))
+		for _, same := range []string{fold.String(string(r)), norm.NFC.String(string(r)), norm.NFD.String(string(r)),
+			strings.ReplaceAll(norm.NFKC.String(string(r)), "/", "\x00")} {
+			if got := FoldName(same); got != want {
+				t.Errorf("%U: FoldName(%+q) = %+q, want %+q", r, same, got, want)
+			}
 		}
 	}
 }
