@@ -53,7 +53,7 @@ SCENARIOS =
 # More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help windows-check demo cluster-demo test test-root-module test-sidecars-module test-bare race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images clusters test-local-cluster test-cluster test-chart-cluster test-node-faults test-rules test-faults test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
+.PHONY: help windows-check demo cluster-demo test test-root-module test-sidecars-module test-bare test-shares test-samba race race-smoke crash crash-smb hostile test-vm test-vm-smb test-wine test-sidecars test-copy test-plugin copy-cluster bench-copy test-images clusters test-local-cluster test-cluster test-chart-cluster test-node-faults test-rules test-faults test-smb-cluster test-guests test-switches e2e e2e-full e2e-smb e2e-smb-smoke build images images-lock release release-verify test-release bench bench-router bench-smb bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance modules fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver, and create, mount, fill, share and delete volumes with it
@@ -75,6 +75,12 @@ test-sidecars-module:
 test-bare: ## run the README's commands in a root filesystem of Debian with make, curl, unzip and ca-certificates only (BARE=demo: one of them); root, Debian
 	$(NEED) git bare
 	@./hack/test-bare $(BARE)
+test-shares: ## run the tests of shares only
+	$(NEED) test
+	$(GO) test -count=1 $(HANGS) -p $(PACKAGES) $(LINK) ./internal/smbtest ./pkg/backend/smb/...
+test-samba: ## run test-shares in a root filesystem of Debian 13, whose Samba is newer; root, Debian
+	$(NEED) git bare
+	@RELEASE=trixie ./hack/test-bare test-shares
 race-smoke: ## run the tests of the driver, the router and the client of shares with the race detector; needs a C compiler
 	$(NEED) test cc
 	CGO_ENABLED=1 $(GO) test $(HANGS) -p $(PACKAGES) -race ./pkg/driver ./test/nodes ./pkg/backend/smb/internal/client ./internal/... ./cmd/...
