@@ -551,14 +551,17 @@ func TestLinksOfTheServerAreNotFollowed(t *testing.T) {
 	if copied, err := os.ReadDir(w.path("pvc-3")); err != nil || len(copied) > 0 {
 		t.Errorf("the clone has %v, %v", copied, err)
 	}
+	// Samba 4.17 hides such a link, and 4.22 shows it as a file.
 	if _, err := b.Mount(ctx, taken.ID, backend.Access{}); !errors.Is(err, backend.ErrPrecondition) ||
-		!strings.Contains(err.Error(), "there is no directory") {
+		!strings.Contains(err.Error(), "there is no directory") && !strings.Contains(err.Error(), "is not a directory") {
 		t.Errorf("Mount of a volume in whose place there is a link: %v", err)
 	}
-	for _, v := range []backend.Volume{v, taken} {
-		if err := b.Delete(ctx, v.ID, nil); err != nil {
-			t.Error(err)
-		}
+	if err := b.Delete(ctx, v.ID, nil); err != nil {
+		t.Error(err)
+	}
+	if err := b.Delete(ctx, taken.ID, nil); err != nil && (!errors.Is(err, backend.ErrPrecondition) ||
+		!strings.Contains(err.Error(), "move it away")) {
+		t.Errorf("Delete of a volume in whose place there is a link: %v", err)
 	}
 	if err := b.emptyTrashNow(ctx, w.parsed(), nil); err != nil {
 		t.Error(err)
