@@ -352,6 +352,18 @@ func TestTheThirdCopy(t *testing.T) {
 	must[*v1alpha1.CopyFromContainerResponse](w)(w.from("/etc/hostname"))
 }
 
+// TestTheResultFreesTheSlot: a client that has a Result begins its next copy at once.
+func TestTheResultFreesTheSlot(t *testing.T) {
+	w := newWorld(t)
+	w.to("/tmp/x") // the other slot of the pod
+	for range 20 {
+		resp := must[*v1alpha1.CopyFromContainerResponse](w)(w.from("/nothing"))
+		if _, err := w.open(resp.Url).Await(wire.Ack, nil); err == nil {
+			t.Error("a copy of nothing has succeeded")
+		}
+	}
+}
+
 // stalled begins a copy to the container, and sends a part of it. The error is the reason for which
 // the copy has ended before its worker, which is a new process, has received anything.
 func (w *world) stalled() (s *wire.Stream, id string, err error) {

@@ -53,12 +53,15 @@ func (a *Agent) serve(t *transfer, client *stream.Socket) {
 	}
 	if err != nil {
 		result.Err = err
+		if w == nil { // the client may begin its next copy at once
+			t.slot.Release()
+		}
 		stream.Refuse(client, nameOf(status.Code(statusOf(err))), err.Error())
 		return
 	}
 	stopped := make(chan struct{})
 	result = stream.Relay(t.ctx, client, w, stream.Limits{From: t.spec.From, Bytes: a.config.Archive.Bytes,
-		Idle: a.config.Idle, Total: a.config.Total}, func() {
+		Idle: a.config.Idle, Total: a.config.Total}, t.slot.Release, func() {
 		go func() { w.Stop(); close(stopped) }() // which also ends Read of the worker
 	}, func() { client.Close() })
 	if w.Gone() && errors.Is(result.Err, stream.ErrWorker) {
@@ -109,8 +112,8 @@ func (a *Agent) precompute(ctx context.Context, t *transfer) (archive.Sum, error
 	return m.Sum()
 }
 
-// finish ends a copy: it stops the worker, frees the slot, and reports the result. Only the first
-// call has an effect.
+// finish ends a copy: it stops the worker, frees the slot at its end, and reports the result. Only the
+// first call has an effect.
 func (a *Agent) finish(t *transfer, w Worker, r stream.Result) {
 	t.mu.Lock()
 	first := !t.ended
@@ -120,14 +123,15 @@ func (a *Agent) finish(t *transfer, w Worker, r stream.Result) {
 		return
 	}
 	t.cancel(nil)
-	if w != nil && !w.Stop() {
-		freed := t.slot.Stuck()
+	if w == nil || w.Stop() {
+		t.slot.Release()
+	} else {
+		t.slot.Stuck()
 		go func() {
 			<-w.Ended()
-			freed()
+			t.slot.Release()
 		}()
 	}
-	t.slot.Release()
 	a.mu.Lock()
 	delete(a.copies, t.id)
 	a.mu.Unlock()

@@ -31,6 +31,8 @@ var (
 	ErrDamaged = errors.New("damaged stream")
 	// ErrChanged: a file changed during the copy.
 	ErrChanged = errors.New("changed during the copy")
+	// ErrLease: a process holds a lease on a file (fcntl(2), F_SETLEASE).
+	ErrLease = errors.New("a process holds a lease on the file and does not release it")
 	// ErrKernelFilesystem: a filesystem of the kernel, such as proc. Its files are no data.
 	ErrKernelFilesystem = errors.New("a filesystem of the kernel")
 )
@@ -78,7 +80,7 @@ type Entry interface {
 	Info() Info
 	// Link returns the text of a symbolic link.
 	Link() (string, error)
-	// Open opens a regular file. Errors: ErrChanged if the entry is another file now.
+	// Open opens a regular file. Errors: ErrChanged if the entry is another file now; ErrLease.
 	Open() (io.ReadCloser, error)
 	// Names returns up to limit names of a directory, in any order, and a name more if there is
 	// one.

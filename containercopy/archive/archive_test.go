@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +27,19 @@ type made struct {
 func file(name, content string) made { return made{kind: tar.TypeReg, name: name, content: content} }
 func dir(name string) made           { return made{kind: tar.TypeDir, name: name, mode: 0o755} }
 func link(name, text string) made    { return made{kind: tar.TypeSymlink, name: name, content: text} }
+
+// sparse returns an entry of a file with holes: the numbers of its parts, of which each has an offset
+// and a length, and the data of all parts. GNU tar's format 1.0 of sparse files.
+func sparse(size int64, parts ...string) made {
+	content := ""
+	if n := len(parts); n > 0 {
+		content = strings.Join(parts[:n-1], "\n") + "\n"
+		content += strings.Repeat("\x00", 512-len(content)) + parts[n-1]
+	}
+	return made{kind: tar.TypeReg, name: "GNUSparseFile.0/s", content: content, pax: map[string]string{
+		"XNU.sparse.major": "1", "XNU.sparse.minor": "0", "XNU.sparse.name": "s",
+		"XNU.sparse.realsize": strconv.FormatInt(size, 10)}}
+}
 
 // stream returns the tar stream of entries, with any names.
 func stream(t testing.TB, entries ...made) []byte {
@@ -126,7 +140,6 @@ func unpack(t testing.TB, data []byte, o UnpackOptions) (*os.Root, Counts, error
 // TestHostileStreams: each is rejected with its class and the name, and reaches nothing outside.
 func TestHostileStreams(t *testing.T) {
 	device := made{kind: tar.TypeBlock, name: "d/sda"}
-	sparse := made{kind: tar.TypeReg, name: "s", pax: map[string]string{"XNU.sparse.realsize": "99"}}
 	long := strings.Repeat("x/", 70)
 	for name, tc := range map[string]struct {
 		entries []made
@@ -144,7 +157,8 @@ func TestHostileStreams(t *testing.T) {
 		"hard link":                      {[]made{{kind: tar.TypeLink, name: "a", content: "../outside"}}, ErrRefused, "hard link"},
 		"device":                         {[]made{dir("d"), device}, ErrRefused, "kind"},
 		"named pipe":                     {[]made{{kind: tar.TypeFifo, name: "p"}}, ErrRefused, "kind"},
-		"sparse":                         {[]made{sparse}, ErrRefused, "sparse"},
+		"large holes":                    {[]made{sparse(1<<40+1, "1", "0", "3", "abc")}, ErrLimit, "sparse file"},
+		"data that no part of it has":    {[]made{sparse(4096, "1", "0", "3", "abcdef")}, ErrFormat, ""},
 		"a file through a link":          {[]made{link("l", ".."), file("l/outside", "x")}, ErrRefused, `link "l"`},
 		"a file far below a link":        {[]made{link("l", ".."), file("l/a/b", "x")}, ErrRefused, `link "l"`},
 		"a link below a link":            {[]made{link("l", ".."), link("l/outside", "/etc")}, ErrRefused, `link "l"`},

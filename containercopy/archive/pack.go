@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"time"
 )
 
 // PackOptions are the options of Pack.
@@ -107,10 +108,12 @@ func kind(m fs.FileMode) string {
 	return "no file, directory or link"
 }
 
-// header returns the header of an entry.
+// header returns the header of an entry. Its format is that of GNU: BusyBox reads its long names and
+// large numbers, and would extract an entry with records of pax under a wrong name, with a wrong owner
+// or without content, as if all were well.
 func header(path string, kind byte, info Info) *tar.Header {
-	return &tar.Header{Typeflag: kind, Name: path, Mode: int64(info.Mode.Perm()), Uid: info.UID, Gid: info.GID,
-		ModTime: info.Modified}
+	return &tar.Header{Format: tar.FormatGNU, Typeflag: kind, Name: path, Mode: int64(info.Mode.Perm()), Uid: info.UID,
+		Gid: info.GID, ModTime: info.Modified.Round(time.Second)}
 }
 
 func (p *packer) link(path string, e Entry, info Info) error {

@@ -3,9 +3,11 @@
 package archive
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -128,6 +130,69 @@ func TestPermissionsOfTheUmask(t *testing.T) {
 	} {
 		if info, err := root.Lstat(name); err != nil || info.Mode() != want {
 			t.Errorf("%s: %v, %v, want %v", name, info.Mode(), err, want)
+		}
+	}
+}
+
+// TestSparseFiles: their holes count, and stay holes where the filesystem has them.
+func TestSparseFiles(t *testing.T) {
+	const size, at = 4 << 20, 1 << 20
+	data := stream(t, sparse(size, "2", fmt.Sprint(at), "3", fmt.Sprint(size), "0", "abc"), file("b", "x"))
+	root, n, err := unpack(t, data, UnpackOptions{})
+	if err != nil || n.Bytes != size+1 {
+		t.Fatalf("%+v, %v", n, err)
+	}
+	want := make([]byte, size)
+	copy(want[at:], "abc")
+	if got, err := root.ReadFile("s"); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	if got, err := root.ReadFile("b"); err != nil || string(got) != "x" {
+		t.Errorf("the entry behind it: %q, %v", got, err)
+	}
+	info, err := root.Stat("s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used := info.Sys().(*syscall.Stat_t).Blocks * 512; used > size/2 {
+		t.Errorf("a file with 3 bytes of data occupies %d", used)
+	}
+	l := DefaultLimits()
+	l.Bytes = size
+	if _, _, err := unpack(t, data, UnpackOptions{Limits: l}); !errors.Is(err, ErrLimit) {
+		t.Errorf("Unpack = %v, want ErrLimit", err)
+	}
+	for n := range data[:len(data)-512] {
+		if n%512 > 1 && n%37 != 0 {
+			continue
+		}
+		if _, _, err := unpack(t, data[:n], UnpackOptions{}); !errors.Is(err, ErrFormat) {
+			t.Errorf("%d of %d bytes: %v, want ErrFormat", n, len(data), err)
+		}
+	}
+}
+
+// TestFormatOfGNU: an entry that the old fields of tar cannot describe has no records of pax, which
+// BusyBox does not read.
+func TestFormatOfGNU(t *testing.T) {
+	long := strings.Repeat("n", 150)
+	for name, info := range map[string]Info{
+		"owner": {UID: 1<<31 + 5, GID: 1 << 21}, "time": {Modified: time.Unix(1e9, 5e8)}, long: {}, "\xff": {}, "é": {},
+		"old time": {Modified: time.Unix(-5, 0)}, "size": {Size: 9 << 30},
+	} {
+		var b bytes.Buffer
+		written := header(name, tar.TypeReg, info)
+		written.Size = info.Size
+		if err := tar.NewWriter(&b).WriteHeader(written); err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(b.Bytes(), []byte("PaxHeader")) {
+			t.Errorf("%q has records of pax", name)
+		}
+		h, err := tar.NewReader(&b).Next()
+		if err != nil || h.Name != name || h.Uid != info.UID || h.Gid != info.GID || h.Size != info.Size ||
+			!info.Modified.IsZero() && !h.ModTime.Equal(info.Modified.Round(time.Second)) {
+			t.Errorf("%q: %+v, %v", name, h, err)
 		}
 	}
 }

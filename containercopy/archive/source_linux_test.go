@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -94,6 +95,45 @@ func TestResolve(t *testing.T) {
 	} {
 		if e, err := resolved(t, host, path); !errors.Is(err, want) {
 			t.Errorf("%q of the host = %v, %v, want %v", path, e, err, want)
+		}
+	}
+}
+
+// TestAFileWithALease is opened when its holder has released the lease, as a file server does. A holder
+// that keeps it does not block the copy: the kernel would wait for 45 s.
+func TestAFileWithALease(t *testing.T) {
+	dir := t.TempDir()
+	f, err := os.Create(filepath.Join(dir, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	lease := func(kind int) error {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind)
+		return err
+	}
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, unix.SIGIO)
+	defer signal.Stop(asked)
+	for _, releases := range []bool{true, false} {
+		await.NoError(t, "no child of this process has the file open", func() error { return lease(unix.F_WRLCK) })
+		e, err := resolved(t, openPath(t, dir), "/f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		released := make(chan error, 1)
+		go func() {
+			<-asked
+			if releases {
+				released <- lease(unix.F_UNLCK)
+			}
+		}()
+		r, err := e.Open()
+		if releases && (err != nil || <-released != nil) || !releases && !errors.Is(err, ErrLease) {
+			t.Errorf("Open = %v, the holder releases the lease: %v", err, releases)
+		}
+		if r != nil {
+			r.Close()
 		}
 	}
 }

@@ -21,10 +21,11 @@ import (
 // UnpackOptions are the options of Unpack.
 type UnpackOptions struct {
 	Limits Limits
-	Mode   bool // permissions of the stream, not limited by the umask
-	Times  bool // of modification
-	Owner  bool // needs CAP_CHOWN
-	Links  bool // also links that are absolute or lead out of the directory
+	Umask  fs.FileMode // of the owner's permissions, beside the umask of the process
+	Mode   bool        // permissions of the stream, not limited by a umask
+	Times  bool        // of modification
+	Owner  bool        // needs CAP_CHOWN
+	Links  bool        // also links that are absolute or lead out of the directory
 	Skip   Skip
 }
 
@@ -52,9 +53,10 @@ type unpacker struct {
 //
 // Nothing is made outside of root, and no existing file is changed: names are canonical, files are
 // new, and links are made last, so that no path leads through a link of the stream. Hard links,
-// devices, sparse files and all other kinds are ErrRefused, as are two entries with one name and a
-// stream with data behind its end. Set-ID and sticky bits, extended attributes and access times are
-// dropped. A directory that has no entry gets the permissions of the umask.
+// devices and all other kinds are ErrRefused, as are two entries with one name and a stream with data
+// behind its end. Sparse files count with their holes, and keep them. Set-ID and sticky bits, extended
+// attributes and access times are dropped. A directory that has no entry gets the permissions of the
+// umask.
 func Unpack(ctx context.Context, r io.Reader, root *os.Root, o UnpackOptions) (Counts, error) {
 	if o.Limits.Bytes > 0 {
 		r = &limitedReader{r, o.Limits.Bytes, o.Limits.Bytes}
@@ -126,27 +128,18 @@ func (u *unpacker) all() error {
 		if err != nil {
 			return invalid(err)
 		}
-		u.behind(h)
 		if err := u.budget.entries(1); err != nil {
 			return err
 		}
 		if err := u.entry(h); err != nil {
 			return err
 		}
+		u.next = (u.read.n + block - 1) / block * block // all of the content was read
 	}
 }
 
 // block is the size of a block of tar.
 const block = 512
-
-// behind notes the offset of the block behind an entry, of which the headers were read.
-func (u *unpacker) behind(h *tar.Header) {
-	u.next = u.read.n
-	if h.Typeflag == tar.TypeReg {
-		u.next += h.Size
-	}
-	u.next = (u.next + block - 1) / block * block
-}
 
 // ended returns ErrFormat unless the end of the archive, two blocks of zeros, is behind the last
 // entry: package tar also accepts a stream that was cut between two entries. pax(1), ustar.
@@ -157,9 +150,9 @@ func (u *unpacker) ended() error {
 	return nil
 }
 
-// invalid gives an error of the tar format its class.
+// invalid gives an error of the tar format its class. Package tar does not export all of them.
 func invalid(err error) error {
-	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrFieldTooLong) {
+	if err != nil && (errors.Is(err, io.ErrUnexpectedEOF) || strings.HasPrefix(err.Error(), "archive/tar: ")) {
 		return fmt.Errorf("%w: %w", ErrFormat, err)
 	}
 	return err
@@ -223,19 +216,29 @@ func (u *unpacker) entry(h *tar.Header) error {
 // permitted returns ErrRefused for a kind of entry that a copy cannot have.
 func permitted(h *tar.Header) error {
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink:
+	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeDir, tar.TypeSymlink:
 	case tar.TypeLink:
-		return fmt.Errorf("%w: %.128q is a hard link; see --hard-dereference of tar", ErrRefused, h.Name)
+		return fmt.Errorf("%w: %.128q is a hard link: GNU tar writes a file in its place with --hard-dereference",
+			ErrRefused, h.Name)
 	default:
 		return fmt.Errorf("%w: %.128q is of the kind %q: a copy has files, directories and symbolic links", ErrRefused,
 			h.Name, h.Typeflag)
 	}
+	return nil
+}
+
+// maxSparse is the maximum size of a sparse file, in bytes: a stream of a few bytes can have holes of
+// any size, which take time to read.
+const maxSparse = 1 << 40
+
+// isSparse reports whether a file has holes: bsdtar and "tar --sparse" write such entries.
+func isSparse(h *tar.Header) bool {
 	for key := range h.PAXRecords {
 		if strings.HasPrefix(key, "GNU.sparse.") {
-			return fmt.Errorf("%w: %.128q is a sparse file", ErrRefused, h.Name)
+			return true
 		}
 	}
-	return nil
+	return h.Typeflag == tar.TypeGNUSparse
 }
 
 // checkOwner returns ErrRefused for an owner or a group that chown(2) would cut to 32 bits, which can
@@ -341,17 +344,21 @@ func (u *unpacker) leave() {
 
 // file makes a file in the open directory.
 func (u *unpacker) file(path, name string, h *tar.Header) error {
+	if h.Size > maxSparse && isSparse(h) {
+		return fmt.Errorf("%w: the sparse file %.128q has more than %d bytes", ErrLimit, path, int64(maxSparse))
+	}
 	if err := u.budget.content(h.Size); err != nil {
 		return err
 	}
-	f, err := u.current.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fs.FileMode(h.Mode).Perm())
+	f, err := u.current.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL,
+		fs.FileMode(h.Mode).Perm()&^u.options.Umask)
 	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%w: two entries have the name %.128q", ErrRefused, path)
 	}
 	if err != nil {
 		return fmt.Errorf("make %.128q: %w", path, err)
 	}
-	_, err = copyContent(u.ctx, f, u.tar, h.Size, u.buffer)
+	err = u.content(f, h)
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
@@ -366,6 +373,32 @@ func (u *unpacker) file(path, name string, h *tar.Header) error {
 		return fmt.Errorf("write %.128q: %w", path, err)
 	}
 	return u.times(u.current, name, h)
+}
+
+// content writes the content of a file.
+func (u *unpacker) content(f *os.File, h *tar.Header) error {
+	if !isSparse(h) {
+		_, err := copyContent(u.ctx, f, u.tar, h.Size, u.buffer)
+		return err
+	}
+	if _, err := copyContent(u.ctx, holes{f}, u.tar, h.Size, u.buffer); err != nil {
+		return err
+	}
+	if n, err := u.tar.Read(u.buffer[:1]); n > 0 || !errors.Is(err, io.EOF) { // such as data of no part of the file
+		return cmp.Or(err, tar.ErrHeader)
+	}
+	return f.Truncate(h.Size)
+}
+
+// holes is a new file in which writes of zeros leave holes.
+type holes struct{ *os.File }
+
+func (h holes) Write(p []byte) (int, error) {
+	if len(bytes.Trim(p, "\x00")) > 0 {
+		return h.File.Write(p)
+	}
+	_, err := h.Seek(int64(len(p)), io.SeekCurrent)
+	return len(p), err
 }
 
 // attributes sets the owner of a file, and then its permissions: chown(2) clears bits of them.
@@ -431,27 +464,33 @@ func (u *unpacker) link(path string, h *tar.Header) error {
 	return nil
 }
 
-// finishDirectory sets the attributes of a directory that has an entry.
+// finishDirectory sets the attributes of a directory. h is nil if it has no entry.
 func (u *unpacker) finishDirectory(path string, h *tar.Header) error {
-	if path == "" || h == nil {
+	switch {
+	case path == "":
 		return nil
-	}
-	if u.options.Owner {
+	case h == nil:
+		return u.permissions(path, 0o777&^u.options.Umask)
+	case u.options.Owner:
 		if err := u.root.Lchown(path, h.Uid, h.Gid); err != nil {
 			return err
 		}
 	}
-	if err := u.permissions(path, fs.FileMode(h.Mode).Perm()); err != nil {
+	perm := fs.FileMode(h.Mode).Perm()
+	var err error
+	if u.options.Mode {
+		err = u.root.Chmod(path, perm)
+	} else {
+		err = u.permissions(path, perm&^u.options.Umask)
+	}
+	if err != nil {
 		return err
 	}
 	return u.times(u.root, path, h)
 }
 
-// permissions sets those of a directory, which its owner could use during the copy.
+// permissions takes permissions away from the owner of a directory, who could use it during the copy.
 func (u *unpacker) permissions(path string, perm fs.FileMode) error {
-	if u.options.Mode {
-		return u.root.Chmod(path, perm)
-	}
 	if perm&0o700 == 0o700 {
 		return nil
 	}

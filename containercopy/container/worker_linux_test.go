@@ -207,6 +207,28 @@ func TestCopiesHaveTheRightsOfTheContainer(t *testing.T) {
 	}
 }
 
+// TestAProcessThatPermitsNothing: its umask takes all permissions, and a copy still arrives.
+func TestAProcessThatPermitsNothing(t *testing.T) {
+	for name, p := range pods {
+		t.Run(name, func(t *testing.T) {
+			c, _ := startContainer(t, p)
+			c.Identity.Umask = 0o777
+			for path, spec := range map[string]worker.Spec{"/tmp/bare": {}, "/tmp/kept": {Mode: true}} {
+				spec.Path = path
+				if m, err := copyTo(t, c, spec, tarOf(t, "d", "content", true)); err != nil {
+					t.Errorf("copy to %s: %+v, %v", path, m, err)
+				}
+			}
+			for path, want := range map[string]uint32{"tmp/bare": 0, "tmp/bare/f": 0, "tmp/kept": 0o755, "tmp/kept/f": 0o644} {
+				var s unix.Stat_t
+				if err := unix.Fstatat(c.root, path, &s, unix.AT_SYMLINK_NOFOLLOW); err != nil || s.Mode&0o7777 != want {
+					t.Errorf("%s: mode %o, %v, want %o", path, s.Mode&0o7777, err, want)
+				}
+			}
+		})
+	}
+}
+
 // codeOf returns the code of a Result.
 func codeOf(err error) wire.Code {
 	var f *wire.Failure

@@ -251,7 +251,7 @@ func (c commit) merge(staged, existing string) error {
 // each calls a function for the entries of a staged directory, which are held in memory: n at a
 // time, or all with -1. If f moves entries, some filesystems skip others between two reads.
 func (c commit) each(staged string, n int, f func(name string, e fs.DirEntry) error) error {
-	dir, err := c.s.Root.Open(staged)
+	dir, err := c.s.Root.OpenFile(staged, os.O_RDONLY|directory, 0)
 	if err != nil {
 		return err
 	}
@@ -306,7 +306,7 @@ func (c commit) flush(staged string) error {
 	if err != nil || !info.Mode().IsRegular() {
 		return err
 	}
-	f, err := c.s.Root.OpenFile(staged, os.O_RDONLY, 0)
+	f, err := openFile(c.s.Root, staged)
 	if errors.Is(err, fs.ErrPermission) { // a file that its owner cannot read
 		return nil
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/containercopy/archive"
 )
 
 // entry returns a staged entry as a path below a root. The root is that of the staging directory: a
@@ -50,12 +52,22 @@ const ntfs3 = 0x7366746e // of fs/ntfs3/super.c; x/sys lacks it
 
 // withDir calls f with the descriptor of a directory below a root.
 func withDir(root *os.Root, name string, f func(dir int) error) error {
-	dir, err := root.Open(name)
+	dir, err := root.OpenFile(name, os.O_RDONLY|directory, 0)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
 	return f(int(dir.Fd()))
+}
+
+// openFile opens a file for reading. Another process of the user can hold a lease on it, or put a named
+// pipe in its place. Errors: archive.ErrLease.
+func openFile(root *os.Root, name string) (f *os.File, err error) {
+	err = archive.AwaitLease(func() error {
+		f, err = root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+		return err
+	})
+	return f, err
 }
 
 // between calls f with the descriptors of the directories of two paths.
@@ -202,6 +214,25 @@ func (s *Staging) removeContent() error {
 	})
 }
 
+// insideError is an error of an entry in a directory.
+type insideError struct {
+	path string
+	err  error
+}
+
+func (e *insideError) Error() string { return fmt.Sprintf("in %.128q: %v", e.path, e.err) }
+func (e *insideError) Unwrap() error { return e.err }
+
+// inside adds the name of a directory to an error of an entry in it. The text has the path once.
+func inside(name string, err error) error {
+	var e *insideError
+	if errors.As(err, &e) {
+		e.path = path.Join(name, e.path)
+		return err
+	}
+	return &insideError{name, err}
+}
+
 func unlink(dir int, name string, isDir bool) error {
 	flags := 0
 	if isDir {
@@ -245,7 +276,7 @@ func walk(dir int, name string, unlink func(dir int, name string, isDir bool) er
 		unix.Fchmod(fd, 0o700) // else the first unlink shows the reason
 	}
 	if err := each(fd, unlink != nil, func(child string) error { return walk(fd, child, unlink) }); err != nil {
-		return fmt.Errorf("in %.128q: %w", name, err)
+		return inside(name, err)
 	}
 	if unlink == nil {
 		return nil

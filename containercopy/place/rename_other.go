@@ -16,6 +16,9 @@ func (s *Staging) entry(staged string) (*os.Root, string) { return s.dir, path.J
 // own returns nil: the user owns the directory around the staging directory.
 func (*Staging) own() error { return nil }
 
+// openFile opens a file for reading.
+func openFile(root *os.Root, name string) (*os.File, error) { return root.Open(name) }
+
 // rename renames an entry of a root. A file that another program of the user makes at the same
 // moment is replaced: this system has no call that prevents it for all kinds of files.
 func rename(root *os.Root, a string, _ *os.Root, b string, replace bool) error {

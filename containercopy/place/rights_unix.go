@@ -9,6 +9,9 @@ import (
 	"syscall"
 )
 
+// directory makes the open of anything else than a directory an error: a named pipe would block it.
+const directory = syscall.O_DIRECTORY
+
 // withRights calls move. If a right is missing, it gives the owner all rights to these directories,
 // calls move again, and sets the modes of before, wherever the directories are then: rename(2) needs
 // the right to write to a directory that it moves, and root needs none.
@@ -39,18 +42,21 @@ type unlocked struct {
 	mode fs.FileMode
 }
 
-// unlock gives the owner of a directory all rights to it, through a descriptor: another user can give
-// its name to a link. It returns false if the owner has them, or if this process may not change them
-// or read the directory.
+// unlock gives the owner of a directory all rights to it. It returns false if the owner has them, or if
+// this process may not change them.
 func unlock(e entry) (unlocked, bool) {
-	dir, err := e.root.OpenFile(e.name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	before, err := e.root.Lstat(e.name)
+	if err != nil || !before.IsDir() || before.Mode().Perm()&0o700 == 0o700 {
+		return unlocked{}, false
+	}
+	// The mode of before is set through a descriptor: another process can give the name to a link. In the
+	// root it can reach nothing that this process could not.
+	if e.root.Chmod(e.name, before.Mode()|0o700) != nil {
+		return unlocked{}, false
+	}
+	dir, err := e.root.OpenFile(e.name, os.O_RDONLY|directory|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return unlocked{}, false
 	}
-	info, err := dir.Stat()
-	if err != nil || info.Mode().Perm()&0o700 == 0o700 || dir.Chmod(info.Mode()|0o700) != nil {
-		dir.Close()
-		return unlocked{}, false
-	}
-	return unlocked{dir, info.Mode()}, true
+	return unlocked{dir, before.Mode()}, true
 }

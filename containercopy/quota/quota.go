@@ -42,7 +42,7 @@ type Slots struct {
 	perPod, perNode int // 0: no limit
 
 	mu       sync.Mutex
-	pods     map[string]int // copies by the key of the pod
+	pods     map[string]int // copies and stuck workers by the key of the pod
 	copies   int
 	stuck    int // workers that have outlived their copy
 	rejected map[Reason]int64
@@ -78,41 +78,41 @@ func (s *Slots) TakeSlot(key, pod string) (*Slot, error) {
 type Slot struct {
 	slots *Slots
 	key   string
-	once  sync.Once
-	freed sync.Once // of a stuck worker
+	stuck bool // guarded by slots.mu, as released
+	// released: all calls from now on have no effect.
+	released bool
 }
 
 // Release frees the slot. A second call has no effect.
-func (s *Slot) Release() { s.release(0) }
-
-// Stuck frees the slot of the pod only: the worker of the copy cannot be killed now, as it waits
-// for a server of a volume, and counts against the limit of the node until freed is called. After
-// Release it has no effect.
-func (s *Slot) Stuck() (freed func()) {
-	if !s.release(1) {
-		return func() {}
+func (s *Slot) Release() {
+	s.slots.mu.Lock()
+	defer s.slots.mu.Unlock()
+	if s.released {
+		return
 	}
-	return func() {
-		s.freed.Do(func() {
-			s.slots.mu.Lock()
-			defer s.slots.mu.Unlock()
-			s.slots.stuck--
-		})
+	s.released = true
+	if s.stuck {
+		s.slots.stuck--
+	} else {
+		s.slots.copies--
+	}
+	if s.slots.pods[s.key]--; s.slots.pods[s.key] == 0 {
+		delete(s.slots.pods, s.key)
 	}
 }
 
-func (s *Slot) release(stuck int) (first bool) {
-	s.once.Do(func() {
-		first = true
-		s.slots.mu.Lock()
-		defer s.slots.mu.Unlock()
-		s.slots.copies--
-		s.slots.stuck += stuck
-		if s.slots.pods[s.key]--; s.slots.pods[s.key] == 0 {
-			delete(s.slots.pods, s.key)
-		}
-	})
-	return first
+// Stuck notes that the copy has ended and that its worker, which waits for a filesystem, cannot be
+// killed now. The slot counts against the limits of the pod and of the node until Release. After
+// Release it has no effect.
+func (s *Slot) Stuck() {
+	s.slots.mu.Lock()
+	defer s.slots.mu.Unlock()
+	if s.released || s.stuck {
+		return
+	}
+	s.stuck = true
+	s.slots.copies--
+	s.slots.stuck++
 }
 
 // State is the state of Slots, for metrics.

@@ -2,6 +2,7 @@ package quota
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,23 +52,25 @@ func TestTheThirdCopyOfAPodIsRejected(t *testing.T) {
 	wantState(t, s, 2, 0, 2, 0)
 }
 
-// TestAStuckWorkerCountsAgainstItsNode, and no longer against its pod.
-func TestAStuckWorkerCountsAgainstItsNode(t *testing.T) {
+// TestAStuckWorkerKeepsItsSlot: one pod with a volume that hangs does not take the slots of others.
+func TestAStuckWorkerKeepsItsSlot(t *testing.T) {
 	s := New(1, 2)
-	freed := take(t, s, "a").Stuck()
-	second := take(t, s, "a")
+	first := take(t, s, "a")
+	first.Stuck()
+	first.Stuck()
 	busy(t, s, "a", Pod)
-	busy(t, s, "b", Node)
+	second := take(t, s, "b")
+	busy(t, s, "c", Node)
 	wantState(t, s, 1, 1, 1, 1)
 	second.Release()
-	second.Stuck()() // its copy has ended before
-	take(t, s, "b")
-	busy(t, s, "c", Node)
-	freed()
-	freed()
-	take(t, s, "c")
-	wantState(t, s, 2, 0, 1, 2)
-	busy(t, s, "d", Node)
+	second.Stuck() // its copy has ended before
+	third := take(t, s, "b")
+	first.Release()
+	first.Release()
+	wantState(t, s, 1, 0, 1, 1)
+	take(t, s, "a")
+	third.Release()
+	wantState(t, s, 1, 0, 1, 1)
 }
 
 func TestWithoutLimits(t *testing.T) {
@@ -121,19 +124,17 @@ func FuzzSlots(f *testing.F) {
 		type held struct {
 			slot  *Slot
 			pod   string
-			freed func() // of a stuck worker
+			stuck bool
 		}
 		s := New(perPod, perNode)
-		var all []*held // also those that are free
+		var all []*held
 		count := func() (copies, stuck int, pods map[string]int) {
 			pods = map[string]int{}
 			for _, h := range all {
-				switch {
-				case h.slot != nil:
-					copies++
-					pods[h.pod]++
-				case h.freed != nil:
+				if pods[h.pod]++; h.stuck {
 					stuck++
+				} else {
+					copies++
 				}
 			}
 			return copies, stuck, pods
@@ -157,31 +158,20 @@ func FuzzSlots(f *testing.F) {
 			if len(all) == 0 {
 				continue
 			}
-			h := all[int(call)%len(all)]
-			switch {
-			case h.slot != nil && call%2 == 0:
-				slot := h.slot
-				slot.Release()
-				slot.Release() // no effect
-				slot.Stuck()() // no effect
-				h.slot = nil
-			case h.slot != nil:
-				slot := h.slot
-				h.freed, h.slot = slot.Stuck(), nil
-				slot.Release() // no effect
-			case h.freed != nil:
-				h.freed()
-				h.freed() // no effect
-				h.freed = nil
+			i := int(call) % len(all)
+			h := all[i]
+			if call%2 == 0 {
+				h.slot.Release()
+				h.slot.Release() // no effect
+				h.slot.Stuck()   // no effect
+				all = slices.Delete(all, i, i+1)
+			} else {
+				h.slot.Stuck()
+				h.stuck = true
 			}
 		}
 		for _, h := range all {
-			switch {
-			case h.slot != nil:
-				h.slot.Release()
-			case h.freed != nil:
-				h.freed()
-			}
+			h.slot.Release()
 		}
 		if got := s.State(); got.Copies != 0 || got.Stuck != 0 || len(s.pods) != 0 {
 			t.Errorf("at the end: %+v, %v", got, s.pods)

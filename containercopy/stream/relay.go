@@ -38,6 +38,7 @@ var (
 	errOver  = errors.New("the stream has ended")
 	errIdle  = errors.New("no data for")
 	errAck   = errors.New("no acknowledgment of the copy for")
+	errMove  = errors.New("the copy was not moved to its place in")
 	errTotal = errors.New("the copy takes longer than")
 	errBytes = errors.New("the stream has more bytes than")
 )
@@ -50,7 +51,7 @@ func CodeOf(err error) wire.Code {
 		return f.Code
 	case errors.Is(err, errBytes):
 		return wire.OutOfRange
-	case errors.Is(err, errIdle), errors.Is(err, errAck), errors.Is(err, errTotal):
+	case errors.Is(err, errIdle), errors.Is(err, errAck), errors.Is(err, errMove), errors.Is(err, errTotal):
 		return wire.DeadlineExceeded
 	case errors.Is(err, context.Canceled):
 		return wire.Aborted
@@ -65,19 +66,23 @@ type relay struct {
 	bytes          atomic.Int64
 	ended          atomic.Bool // the stream has an End message
 	over           atomic.Bool // only the message of tell follows
+	finished       func()      // called before the client gets the Result of the worker
 	stop           context.CancelCauseFunc
 	gone           chan struct{} // closed at the end of the client
 	writing        sync.Mutex    // held by writes to the client
 }
 
 // Relay passes messages between a client and a worker until the worker sends a Result, either side
-// ends, or a limit is exceeded. Before, the client gets a Result with the error. closeWorker and
-// closeClient end the connections, so that their Read returns; the worker then removes an
-// unfinished copy.
-func Relay(ctx context.Context, client, worker wire.Messages, limits Limits, closeWorker, closeClient func()) Result {
+// ends, or a limit is exceeded. Before, the client gets a Result with the error. finished is called
+// before the client gets the Result of the worker, which needs nothing any more: the client may
+// begin its next copy at once. closeWorker and closeClient end the connections, so that their Read
+// returns; the worker then removes an unfinished copy.
+func Relay(ctx context.Context, client, worker wire.Messages, limits Limits,
+	finished, closeWorker, closeClient func()) Result {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	r := &relay{client: client, worker: worker, limits: limits, stop: stop, gone: make(chan struct{})}
+	r := &relay{client: client, worker: worker, limits: limits, finished: finished, stop: stop,
+		gone: make(chan struct{})}
 	if limits.Total > 0 {
 		timer := time.AfterFunc(limits.Total, func() { stop(fmt.Errorf("%w %s", errTotal, limits.Total)) })
 		defer timer.Stop()
@@ -180,10 +185,15 @@ func (r *relay) fromWorker() Result {
 		if err := r.count(message, true); err != nil {
 			return Result{Err: err}
 		}
+		m, ok := control(message)
+		last := ok && m.Type == wire.Result
+		if last {
+			r.finished()
+		}
 		if err := r.write(message); err != nil {
 			return Result{Err: fmt.Errorf("%w: %w", ErrClient, err)}
 		}
-		if m, ok := control(message); ok && m.Type == wire.Result {
+		if last {
 			return Result{Message: m, Err: m.Err()}
 		}
 	}
@@ -234,15 +244,19 @@ func control(message []byte) (m wire.Message, ok bool) {
 	return m, json.Unmarshal(message[1:], &m) == nil
 }
 
-// ackLimit is the time between the end of a stream from the worker and the acknowledgment of the
-// client, which has to make the last file durable.
-const ackLimit = 5 * time.Minute
+// endLimit is the time between the end of a stream and the next message: a client acknowledges a copy,
+// and a worker sends its Result, when the copy is durable and at its place.
+const endLimit = 5 * time.Minute
 
 // watch stops a stream that does not move.
 func (r *relay) watch(ctx context.Context) {
 	idle := r.limits.Idle
 	if idle <= 0 {
 		return
+	}
+	late := errMove
+	if r.limits.From {
+		late = errAck
 	}
 	tick := time.NewTicker(max(idle/16, time.Millisecond))
 	defer tick.Stop()
@@ -255,15 +269,12 @@ func (r *relay) watch(ctx context.Context) {
 		case <-tick.C:
 		}
 		if !ended && r.ended.Load() {
-			if !r.limits.From {
-				return // the worker moves the copy to its place
-			}
 			ended, moved = true, time.Now()
 		}
 		now := r.bytes.Load()
 		switch still := time.Since(moved); {
-		case ended && still > ackLimit:
-			r.stop(fmt.Errorf("%w %s", errAck, ackLimit))
+		case ended && still > endLimit:
+			r.stop(fmt.Errorf("%w %s", late, endLimit))
 			return
 		case ended:
 		case now != last:

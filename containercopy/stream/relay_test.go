@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +20,7 @@ type ends struct {
 	client, worker           *wire.Stream
 	closeClient, closeWorker func()
 	cancel                   context.CancelFunc
+	finished                 *atomic.Bool // the relay has called finished
 	result                   chan Result
 }
 
@@ -27,10 +29,11 @@ func start(t *testing.T, l Limits) ends {
 	client, ofClient := pipe.New()
 	worker, ofWorker := pipe.New()
 	ctx, cancel := context.WithCancel(t.Context())
-	e := ends{wire.NewStream(client), wire.NewStream(worker), client.Close, worker.Close, cancel, make(chan Result, 1)}
+	e := ends{wire.NewStream(client), wire.NewStream(worker), client.Close, worker.Close, cancel, new(atomic.Bool),
+		make(chan Result, 1)}
 	t.Cleanup(cancel)
 	go func() {
-		e.result <- Relay(ctx, ofClient, ofWorker, l, ofWorker.Close, ofClient.Close)
+		e.result <- Relay(ctx, ofClient, ofWorker, l, func() { e.finished.Store(true) }, ofWorker.Close, ofClient.Close)
 	}()
 	return e
 }
@@ -71,8 +74,11 @@ func TestRelayFromAContainer(t *testing.T) {
 		}
 		time.Sleep(time.Minute) // the client verifies the copy
 		e.client.Send(wire.Message{Type: wire.Ack})
-		if m, err := e.client.Await(wire.Result, nil); err != nil || m.Size != 4 {
-			t.Errorf("Await = %+v, %v", m, err)
+		if e.finished.Load() {
+			t.Error("the copy was finished before its Result")
+		}
+		if m, err := e.client.Await(wire.Result, nil); err != nil || m.Size != 4 || !e.finished.Load() {
+			t.Errorf("Await = %+v, %v, finished: %v", m, err, e.finished.Load())
 		}
 		if r := <-e.result; r.Err != nil || r.Bytes != 4 || r.Message.Size != 4 {
 			t.Errorf("Relay = %+v", r)
@@ -91,6 +97,9 @@ func TestRelayToAContainer(t *testing.T) {
 		e.client.Write([]byte("data"))
 		e.client.Send(end)
 		e.wantFailure(t, wire.AlreadyExists)
+		if !e.finished.Load() {
+			t.Error("the client got the Result before finished was called")
+		}
 		e.wantErr(t, "exists")
 	})
 }
@@ -216,7 +225,8 @@ func TestAPacketThatCannotBeSent(t *testing.T) {
 		_, ofWorker := pipe.New()
 		began, ended := time.Now(), make(chan Result)
 		go func() {
-			ended <- Relay(t.Context(), ofClient, deaf{ofWorker}, Limits{Idle: time.Minute}, ofWorker.Close, ofClient.Close)
+			ended <- Relay(t.Context(), ofClient, deaf{ofWorker}, Limits{Idle: time.Minute}, func() {}, ofWorker.Close,
+				ofClient.Close)
 		}()
 		s := wire.NewStream(client)
 		s.Write([]byte("data"))
@@ -244,6 +254,24 @@ func TestAClientThatAcknowledgesNothing(t *testing.T) {
 		e.wantErr(t, "no acknowledgment")
 		if waited := time.Since(began); waited < 5*time.Minute || waited > 6*time.Minute {
 			t.Errorf("it waited for %s", waited)
+		}
+	})
+}
+
+// TestAWorkerThatDoesNotMoveTheCopy does not hold its slot until the limit of the whole copy.
+func TestAWorkerThatDoesNotMoveTheCopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := start(t, Limits{Idle: time.Second, Total: time.Hour})
+		go io.ReadAll(e.worker.Body(nil))
+		began := time.Now()
+		e.client.Send(end)
+		e.wantFailure(t, wire.DeadlineExceeded)
+		if waited := time.Since(began); waited < 5*time.Minute || waited > 6*time.Minute {
+			t.Errorf("it waited for %s", waited)
+		}
+		e.wantErr(t, "not moved to its place")
+		if e.finished.Load() {
+			t.Error("the slot was freed, and the worker works")
 		}
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 
 	"github.com/causeway-csi/causeway/containercopy/archive"
@@ -201,11 +202,31 @@ func (s *Stream) flush() error {
 	return s.messages.Write(s.buffer[:1+n])
 }
 
-// Send sends a Control message.
-func (s *Stream) Send(m Message) error { return s.send(Control, m) }
+// Send sends a Control message. A text that is too long for a message loses its middle.
+func (s *Stream) Send(m Message) error {
+	m.Text = shorten(m.Text)
+	return s.send(Control, m)
+}
 
-// Warn sends a Warning message.
-func (s *Stream) Warn(n Note) error { return s.send(Warning, n) }
+// Warn sends a Warning message. A reason that is too long loses its middle.
+func (s *Stream) Warn(n Note) error {
+	n.Reason = shorten(n.Reason)
+	return s.send(Warning, n)
+}
+
+// maxText is the maximum size of a text in bytes. As JSON it has at most 6 times as many.
+const maxText = 8 << 10
+
+// shorten returns a text of at most maxText bytes, which begins and ends as s does: an error names a
+// path first, and its reason last.
+func shorten(s string) string {
+	const gap = " … "
+	if len(s) <= maxText {
+		return s
+	}
+	half := (maxText - len(gap)) / 2
+	return strings.ToValidUTF8(s[:half], "") + gap + strings.ToValidUTF8(s[len(s)-half:], "")
+}
 
 func (s *Stream) send(k Kind, v any) error {
 	text, err := json.Marshal(v)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/causeway-csi/causeway/containercopy/archive"
 )
@@ -265,4 +266,21 @@ func FuzzReceive(f *testing.F) {
 			t.Errorf("Read = %v, End = %+v, %v", err, end, e)
 		}
 	})
+}
+
+// TestALongReason arrives, with its end.
+func TestALongReason(t *testing.T) {
+	q := new(queue)
+	s := NewStream(q)
+	reason := "open " + strings.Repeat("\x01é", 100_000) + ": permission denied"
+	if err := errors.Join(s.Send(Message{Type: Result, Code: Internal, Text: reason}), s.Warn(Note{Path: "p", Reason: reason})); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		r, err := s.Receive()
+		text := r.Message.Text + r.Note.Reason
+		if err != nil || !strings.HasPrefix(text, "open ") || !strings.HasSuffix(text, "é: permission denied") || !utf8.ValidString(text) {
+			t.Errorf("%.40q…%q, %v", text, text[max(0, len(text)-40):], err)
+		}
+	}
 }

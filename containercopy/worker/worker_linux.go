@@ -280,8 +280,9 @@ func (w *worker) receive(staging *place.Staging) (archive.Sum, archive.Counts, e
 		done.Add(int64(n))
 		return n, err
 	})
-	n, err := archive.Unpack(context.Background(), counted, staging.Root, archive.UnpackOptions{Limits: w.spec.Limits,
-		Mode: w.spec.Mode, Times: w.spec.Times, Owner: w.spec.Owner, Links: true, Skip: w.warn})
+	n, err := archive.Unpack(context.Background(), counted, staging.Root, archive.UnpackOptions{
+		Limits: w.spec.Limits, Umask: fs.FileMode(w.spec.Umask) & 0o700, Mode: w.spec.Mode, Times: w.spec.Times,
+		Owner: w.spec.Owner, Links: true, Skip: w.warn})
 	if err != nil {
 		return archive.Sum{}, n, err
 	}
@@ -357,7 +358,8 @@ var codes = []struct {
 }{
 	{archive.ErrLimit, wire.OutOfRange}, {archive.ErrRefused, wire.InvalidArgument},
 	{archive.ErrFormat, wire.InvalidArgument}, {archive.ErrDamaged, wire.DataLoss}, {archive.ErrChanged, wire.Aborted},
-	{archive.ErrKernelFilesystem, wire.FailedPrecondition}, {wire.ErrProtocol, wire.InvalidArgument},
+	{archive.ErrKernelFilesystem, wire.FailedPrecondition}, {archive.ErrLease, wire.FailedPrecondition},
+	{wire.ErrProtocol, wire.InvalidArgument},
 	{place.ErrExists, wire.AlreadyExists}, {place.ErrKind, wire.FailedPrecondition},
 	{place.ErrMounted, wire.FailedPrecondition}, {fs.ErrPermission, wire.PermissionDenied},
 	{fs.ErrNotExist, wire.NotFound}, {unix.ENOTDIR, wire.NotFound}, {unix.ELOOP, wire.InvalidArgument},
