@@ -14,6 +14,7 @@ require (
 )
 
 require (
+	github.com/elastic/go-seccomp-bpf v1.6.0
 	github.com/gorilla/websocket v1.5.4-0.20250319132907-e064f32e3674
 	github.com/prometheus/client_golang v1.25.0
 	github.com/spf13/pflag v1.0.10

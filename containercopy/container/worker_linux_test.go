@@ -438,7 +438,7 @@ func TestAWorkerIsConfined(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, line := range []string{"NoNewPrivs:\t1", "CapEff:\t" + capabilities, "CapPrm:\t" + capabilities,
+				for _, line := range []string{"NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t" + capabilities, "CapPrm:\t" + capabilities,
 					"CapInh:\t0000000000000000", "CapAmb:\t0000000000000000"} {
 					if !strings.Contains(string(status), line+"\n") {
 						t.Errorf("%s has no line %q:\n%s", task, line, status)

@@ -47,7 +47,7 @@ func confine(s *Spec) (self int, err error) {
 			return -1, os.NewSyscallError("setrlimit", err)
 		}
 	}
-	return self, nil
+	return self, filterCalls()
 }
 
 // setLabel sets the SELinux context of files that this thread makes. proc(5).
