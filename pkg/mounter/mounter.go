@@ -113,7 +113,8 @@ type FailureKind int
 
 // Kinds of failures, from the mildest.
 const (
-	Erroneous      FailureKind = iota + 1 // the filesystem has found errors, in itself or on its device, and continues
+	PageCached     FailureKind = iota + 1 // the device uses the page cache of the disk, whether or not Buffered is set
+	Erroneous                             // the filesystem has found errors, in itself or on its device, and continues
 	TurnedReadOnly                        // the filesystem rejects writes
 	Down                                  // the filesystem returns errors only
 	Stalled                               // a system call hangs, or the filesystem is frozen and cannot be thawed
@@ -267,9 +268,10 @@ type Images interface {
 	// with an empty filesystem of a type, or without one for "" (a raw block volume). No other
 	// method makes a filesystem in an image. The content is durable when MakeImage returns; to make
 	// the name durable is up to the caller. After an error MakeImage has removed the file. After a
-	// death during the call, discard the file. Errors: fs.ErrExist, fs.ErrNotExist for the
-	// directory, ErrPath, ErrFormat for a type outside of FSTypes, errors.ErrUnsupported where this
-	// machine cannot make the image.
+	// death during the call, discard the file. On Linux a filesystem of at least LargeImage bytes
+	// can be mounted with a Mount.Sector of up to 4096 bytes, and a smaller one with 512. Errors:
+	// fs.ErrExist, fs.ErrNotExist for the directory, ErrPath, ErrFormat for a type outside of
+	// FSTypes, errors.ErrUnsupported where this machine cannot make the image.
 	MakeImage(ctx context.Context, path string, size int64, fsType string) error
 
 	// GrowImage makes the volume in an image at least size bytes large, durably. It never makes the
@@ -365,6 +367,10 @@ type Images interface {
 	// Helpers returns the pools of helper processes, which make the system calls that can hang.
 	Helpers() []Helpers
 }
+
+// LargeImage is the size in bytes from which on ext4 has blocks of 4096 bytes by default: its blocks
+// cannot be smaller than the sectors of its device.
+const LargeImage = 512 << 20
 
 // Host is a machine: see the packages host and mountertest. Both halves share locks, so a Mounter
 // and the Images for the same files come from the same Host.

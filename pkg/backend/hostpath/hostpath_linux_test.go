@@ -457,6 +457,85 @@ func TestABlockVolumeThatAnotherProgramUnmountedIsDeleted(t *testing.T) {
 	w.emptied()
 }
 
+// TestDirectIOAfterASnapshot: an image and its copies bypass the page cache of an xfs where they share
+// blocks. Where the kernel does not permit that, the health of a volume that asks for it says so.
+func TestDirectIOAfterASnapshot(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	w := newRoot(t, testdisk.Filesystem{Type: "xfs", Size: 3 << 30})
+	b, m, kubelet := w.openWithHost()
+	staging := filepath.Join(kubelet, "staging")
+	direct := func(v backend.Volume) (is bool) { // while the volume is mounted
+		t.Helper()
+		mount, err := b.Mount(ctx, v.ID, backend.Access{})
+		if err == nil {
+			err = m.Mount(ctx, mount, staging)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, d := range devices {
+			if file, err := os.ReadFile(d); err != nil || strings.TrimSpace(string(file)) != w.disk(v.ID) {
+				continue
+			}
+			text, err := os.ReadFile(filepath.Join(filepath.Dir(d), "dio"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			found, is = true, string(text) == "1\n"
+		}
+		if !found {
+			t.Fatal("the image has no device")
+		}
+		sick, err := b.Health(ctx, v.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		off := len(sick) == 1 && sick[0].Reason == "DirectIOOff"
+		if asks := v.Parameters[directIOKey] == "true"; off != (asks && !is) || !off && len(sick) > 0 {
+			t.Errorf("direct I/O: %v, asked for: %v, conditions: %v", is, asks, sick)
+		}
+		await.NoError(t, "no process uses the volume", func() error { return m.Unmount(ctx, staging) })
+		return is
+	}
+	for _, asks := range []bool{true, false} {
+		for _, size := range []int64{64 * mib, 512 * mib} {
+			o := backend.CreateOptions{Name: fmt.Sprint(size, asks), Required: size, Access: []backend.Access{{}},
+				Parameters: map[string]string{kindKey: string(image)}}
+			if asks {
+				o.Parameters[directIOKey] = "true"
+			}
+			v, err := b.Create(ctx, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			v.Parameters = o.Parameters
+			fresh := direct(v)
+			s := w.snapshot(b, v, "s"+o.Name)
+			after := direct(v)
+			o.Name += "-restored"
+			restored, err := b.Restore(ctx, s.ID, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			restored.Parameters = o.Parameters
+			if copied := direct(restored); size == 512*mib && (after != fresh || copied != fresh) {
+				t.Errorf("direct I/O of a new image: %v, after a snapshot: %v, of a restored volume: %v", fresh, after, copied)
+			}
+			for _, id := range []string{v.ID, restored.ID} {
+				if err := b.Delete(ctx, id, nil); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+}
+
 func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {
 	t.Parallel()
 	for name, mounted := range map[string]func(precious, inTrash string) error{

@@ -50,8 +50,14 @@ const (
 
 	// sector is the logical block size of images, in bytes. A filesystem made for smaller sectors
 	// cannot be mounted with larger sectors, so the record stores the size instead of leaving it to
-	// the machine.
+	// the machine. Raw block volumes have it, too: the partition table of a disk that is written to
+	// one depends on it.
 	sector = 512
+
+	// reflinkSector is that of filesystems on a root with reflinks, in bytes. Where a file shares
+	// blocks with a snapshot, xfs permits direct I/O of whole blocks only: with smaller sectors, an
+	// image would use the page cache of its disk from its first snapshot on.
+	reflinkSector = 4096
 
 	// sizeUnit is the unit of the sizes of images, in bytes: a loop device ignores an incomplete
 	// last block. It is also a multiple of the sectors of a virtual disk of Windows.

@@ -125,6 +125,14 @@ func (v *volume) value(key string) string {
 	return knownMutable[key].standard
 }
 
+// asksForDirectIO reports whether the volume or its class sets direct-io to true: it is the standard,
+// and has no effect on a disk that does not support it.
+func (v *volume) asksForDirectIO() bool {
+	_, class := v.Class[directIOKey]
+	_, mutable := v.Mutable[directIOKey]
+	return (class || mutable) && v.value(directIOKey) == "true"
+}
+
 // mutableOf returns the current values of all parameters of a volume.
 func mutableOf(v *volume) map[string]string {
 	all := map[string]string{}

@@ -186,7 +186,7 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 		return condition(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup",
 			s.dataPath(v), size, v.Size), nil
 	}
-	if f, ok := failing[s.dataPath(v)]; ok {
+	if f, ok := failing[s.dataPath(v)]; ok && (f.Kind != mounter.PageCached || v.asksForDirectIO()) {
 		return conditionOf(f), nil
 	}
 	if s.lacksRecord(id) {
@@ -212,6 +212,10 @@ func isShortage(err error) bool {
 // conditionOf returns the condition of a volume whose filesystem has failed.
 func conditionOf(f mounter.Failure) []backend.Condition {
 	switch f.Kind {
+	case mounter.PageCached:
+		return condition(backend.Degraded, "DirectIOOff",
+			"%s, and direct-io of the volume is true: the disk has no direct I/O, or needs larger sectors for it: "+
+				"copy the data to a new volume, or set direct-io to false", f.Message)
 	case mounter.Unmountable:
 		return condition(backend.Inaccessible, "FilesystemUnmountable",
 			"%s: see dmesg; if the filesystem is damaged, end the pods that use the volume and wait until they are "+

@@ -135,6 +135,9 @@ func (b *Backend) makeImage(ctx context.Context, s *root, incomplete *beneath.Di
 		return err
 	}
 	defer leave()
+	if v.FSType != "" && v.FSType != "ntfs" && v.Size >= mounter.LargeImage && s.reflinks() {
+		v.Sector = reflinkSector
+	}
 	err = s.images.MakeImage(ctx, s.incompleteImage(incomplete), v.Size, v.FSType)
 	if err != nil && v.FSType != "" {
 		if disk, look := s.Space(); look == nil && disk.Free < leastFree {

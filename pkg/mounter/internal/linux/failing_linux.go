@@ -22,6 +22,7 @@ import (
 // sysfs-block-loop, and fs/btrfs/sysfs.c of Linux.
 const (
 	loopFiles   = "/sys/block/loop*/loop/backing_file"
+	directIO    = "/sys/block/%s/loop/dio"
 	ext4Errors  = "/sys/fs/ext4/%s/errors_count"
 	btrfsDevice = "/sys/fs/btrfs/*/devices/%s"
 	btrfsErrors = "devinfo/*/error_stats"
@@ -44,6 +45,10 @@ func (h *Host) Failing() (map[string]mounter.Failure, error) {
 		}
 		device, image := strings.Split(file, "/")[3], strings.TrimSuffix(string(name), "\n")
 		byDevice["/dev/"+device] = image
+		if flag, err := os.ReadFile(fmt.Sprintf(directIO, device)); err == nil && string(flag) == "0\n" {
+			all[image] = mounter.Failure{Kind: mounter.PageCached,
+				Message: "/dev/" + device + " uses the page cache"}
+		}
 		if why := recorded(device); why != "" {
 			all[image] = mounter.Failure{Kind: mounter.Erroneous, Message: why}
 		}

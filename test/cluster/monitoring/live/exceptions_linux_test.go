@@ -53,6 +53,7 @@ var exceptions = map[string]string{
 	"A volume or a snapshot is not deleted: UNAVAILABLE, `is full: delete files on the server`":                                                                          unit,
 	"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `is being copied`":                                                                                      copies,
 	"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `is attached to /dev/loop…`":                                                                            unit,
+	"Conditions of a volume: `DirectIOOff`":                                                                                                                              unit,
 	"Conditions of a volume: `DataUnreadable`":                                                                                                                           otherKernel,
 	"Conditions of a volume: `CredentialsNotChanged`":                                                                                                                    cifs,
 	"Conditions of a volume: `CredentialsNotVerified`":                                                                                                                   cifs,

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -131,6 +132,9 @@ func CanFormat(fsType string) error {
 	return nil
 }
 
+// largeSectors are further arguments for an image of at least mounter.LargeImage bytes.
+var largeSectors = map[string][]string{"ext4": {"-b", "4096"}, "xfs": {"-s", "size=4096"}}
+
 const formatAttempts = 10
 
 // Format makes a filesystem in an image that is not in use. CanFormat has accepted its type.
@@ -139,7 +143,14 @@ func (p *Programs) Format(ctx context.Context, image *os.File, fsType string) er
 	if err != nil {
 		return err
 	}
+	info, err := image.Stat()
+	if err != nil {
+		return err
+	}
 	command := formats[fsType]
+	if info.Size() >= mounter.LargeImage {
+		command = slices.Concat(command, largeSectors[fsType])
+	}
 	for attempt := 1; ; attempt++ {
 		err := p.tools.Run(ctx, d, tool.Kill, command[0], command[1:]...)
 		// mkfs.btrfs opens the loop devices of all mounts, and fails if one is detached meanwhile: btrfs-progs 6.2
