@@ -34,7 +34,7 @@ func confine(s *Spec) (self int, err error) {
 	if err := unix.Close(ProcFD); err != nil {
 		return -1, os.NewSyscallError("close", err)
 	}
-	unix.Umask(s.Umask & 0o077) // the worker has to use what it makes; the rest is of archive.Unpack
+	unix.Umask(s.Umask & 0o077) // the worker uses its files and directories; the rest is of archive.Unpack
 	if err := dropCapabilities(s.Capabilities & permittedCapabilities); err != nil {
 		return -1, err
 	}

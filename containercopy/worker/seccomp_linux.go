@@ -9,8 +9,8 @@ import (
 )
 
 // permittedCalls are the system calls of a copy, of its messages, and of the Go runtime. The kernel
-// answers all others with EPERM: the worker parses what a tenant sends, and as root of a user namespace
-// it could reach more of the kernel than a copy needs. seccomp(2).
+// answers all others with EPERM: the worker parses the stream of a tenant, and as root of a user
+// namespace it could reach more of the kernel than a copy needs. seccomp(2).
 var permittedCalls = []string{
 	"close", "copy_file_range", "faccessat", "faccessat2", "fchdir", "fchmod", "fchmodat", "fchmodat2", "fchown",
 	"fchownat", "fcntl", "fstat", "fstatfs", "fsync", "ftruncate", "getdents64", "linkat", "lseek", "mkdirat", "openat",

@@ -419,7 +419,8 @@ type VolumeHealth struct {
 
 // MetricsSource is a [Backend] with metrics for Prometheus.
 type MetricsSource interface {
-	// Metrics returns the present values. The set of names and labels is constant.
+	// Metrics returns the present values. The set of names and labels is constant. A metric that is
+	// invalid, or has the name of a metric of the driver, is left out of /metrics, and logged.
 	Metrics() []Metric
 }
 

@@ -235,7 +235,7 @@ func (p *instance) route(ctx context.Context) error {
 		stopRouting()
 		<-ran
 	}()
-	return p.serve(ctx, driver.HTTP(p.registry, r.Ready), func(ctx context.Context) error {
+	return p.serve(ctx, driver.HTTP(p.log, p.registry, r.Ready), func(ctx context.Context) error {
 		return driver.Serve(ctx, p.log, p.drain, driver.Endpoint{Server: server, Listener: p.listeners.csi})
 	})
 }

@@ -116,7 +116,8 @@ func New(cfg Config) (*Driver, error) {
 func (d *Driver) registerMetrics() error {
 	err := d.cfg.Registry.Register(stateMetrics{&d.last})
 	if source, ok := d.cfg.Backend.(backend.MetricsSource); ok {
-		err = errors.Join(err, d.cfg.Registry.Register(backendMetrics{source}))
+		err = errors.Join(err, d.cfg.Registry.Register(&backendMetrics{MetricsSource: source,
+			registry: d.cfg.Registry, names: map[string]error{}}))
 	}
 	return err
 }
@@ -195,7 +196,7 @@ func (d *Driver) Close() error {
 
 // HTTP returns the handler for --http-endpoint. The driver is ready when its backend is ready.
 func (d *Driver) HTTP() http.Handler {
-	return HTTP(d.cfg.Registry, func(ctx context.Context) (string, error) {
+	return HTTP(d.cfg.Log, d.cfg.Registry, func(ctx context.Context) (string, error) {
 		ready, err := d.prober.probe(ctx)
 		if err == nil && !ready {
 			err = errors.New("the driver is starting")

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -10,11 +11,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// HTTP returns the handler for --http-endpoint. /metrics is for Prometheus. /healthz succeeds while
+// HTTP returns the handler for --http-endpoint. /metrics is for Prometheus; metrics that cannot be
+// collected are left out, logged, and counted in promhttp_metric_handler_errors_total. /healthz succeeds while
 // the process runs. /readyz returns the text of ready, or 503 with its error.
-func HTTP(registry *prometheus.Registry, ready func(context.Context) (string, error)) http.Handler {
+func HTTP(log *slog.Logger, registry *prometheus.Registry,
+	ready func(context.Context) (string, error)) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
+		Registry:            registry,
 		MaxRequestsInFlight: 4, Timeout: 10 * time.Second, // the metrics of a backend may wait for a stalled disk
 	}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })

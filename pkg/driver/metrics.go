@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -136,21 +137,25 @@ func (m stateMetrics) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// backendMetrics is a prometheus.Collector for the metrics of a backend.
-type backendMetrics struct{ backend.MetricsSource }
+// backendMetrics is a prometheus.Collector for the metrics of a backend. A metric that is invalid, or
+// has the name of a metric of the driver, is an error of the collection: it stops neither the driver
+// nor the other metrics.
+type backendMetrics struct {
+	backend.MetricsSource
+	registry *prometheus.Registry
 
-func (m backendMetrics) Describe(out chan<- *prometheus.Desc) {
-	for _, v := range m.Metrics() {
-		desc, _ := described(v)
-		out <- desc
-	}
+	mu    sync.Mutex
+	names map[string]error // by the name of a metric: nil if no other collector has it
 }
 
+// Describe describes nothing: the registry checks each metric when it is collected.
+func (*backendMetrics) Describe(chan<- *prometheus.Desc) {}
+
 // Collect runs in a goroutine of the registry, which does not recover from a panic.
-func (m backendMetrics) Collect(out chan<- prometheus.Metric) {
+func (m *backendMetrics) Collect(out chan<- prometheus.Metric) {
 	metrics, err := guard.Value(func() ([]backend.Metric, error) { return m.Metrics(), nil })
 	if err != nil {
-		out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+		out <- invalid(err)
 		return
 	}
 	for _, v := range metrics {
@@ -159,9 +164,41 @@ func (m backendMetrics) Collect(out chan<- prometheus.Metric) {
 			kind = prometheus.CounterValue
 		}
 		desc, values := described(v)
-		out <- prometheus.MustNewConstMetric(desc, kind, v.Value, values...)
+		metric, err := prometheus.NewConstMetric(desc, kind, v.Value, values...)
+		if err == nil {
+			err = m.checkName(v.Name, desc)
+		}
+		if err != nil {
+			metric = invalid(fmt.Errorf("metric %q of the backend: %w", v.Name, err))
+		}
+		out <- metric
 	}
 }
+
+func invalid(err error) prometheus.Metric {
+	return prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+}
+
+// checkName returns an error if another collector has described a metric with this name.
+func (m *backendMetrics) checkName(name string, desc *prometheus.Desc) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err, known := m.names[name]
+	if !known {
+		p := probe{desc}
+		if err = m.registry.Register(p); err == nil {
+			m.registry.Unregister(p)
+		}
+		m.names[name] = err
+	}
+	return err
+}
+
+// probe is a prometheus.Collector without metrics.
+type probe struct{ desc *prometheus.Desc }
+
+func (p probe) Describe(out chan<- *prometheus.Desc) { out <- p.desc }
+func (probe) Collect(chan<- prometheus.Metric)       {}
 
 // described returns the description of a metric, and the values of its labels.
 func described(m backend.Metric) (desc *prometheus.Desc, values []string) {

@@ -1,7 +1,12 @@
 package driver
 
 import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,24 +15,60 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// meter panics from its second call on: the first call is for its registration.
-type meter struct{ answers int }
+// meter is a backend with metrics only.
+type meter func() []backend.Metric
 
-func (m *meter) Metrics() []backend.Metric {
-	if m.answers++; m.answers > 1 {
-		panic("no numbers")
-	}
-	return []backend.Metric{{Name: "volumes", Help: "Volumes."}}
-}
+func (m meter) Metrics() []backend.Metric { return m() }
 
-// The registry collects in goroutines of its own, in which a panic would end the process.
-func TestAPanicInABackendsMetricsIsAnError(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	if err := registry.Register(backendMetrics{new(meter)}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := registry.Gather(); err == nil || !strings.Contains(err.Error(), "no numbers") {
-		t.Errorf("Gather = %v, want the panic", err)
+// TestMetricsOfABackendThatAreWrong are errors: they stop neither the driver nor the other metrics. The
+// registry collects in goroutines of its own, in which a panic would end the process.
+func TestMetricsOfABackendThatAreWrong(t *testing.T) {
+	good := backend.Metric{Name: "volumes", Help: "Volumes.", Value: 3}
+	for name, tc := range map[string]struct {
+		wrong []backend.Metric // nil: a panic
+		words string           // of the log
+		good  bool             // the valid metric is there
+	}{
+		"a panic":                     {nil, "no numbers", false},
+		"a name of the driver":        {[]backend.Metric{{Name: "ready", Help: "Another."}}, `metric \"ready\" of the backend`, true},
+		"a name and help of it":       {[]backend.Metric{{Name: "csi_calls_in_flight", Help: "CSI calls in progress."}}, `csi_calls_in_flight`, true},
+		"an invalid name of a label":  {[]backend.Metric{{Name: "x", Help: "X.", Labels: map[string]string{"__a": "b"}}}, "__a", true},
+		"the same metric twice":       {[]backend.Metric{good}, "collected before with the same name and label values", true},
+		"two kinds of one metric":     {[]backend.Metric{{Name: "volumes", Help: "Volumes.", Counter: true, Labels: map[string]string{"a": "b"}}}, "volumes", true},
+		"a text that is not in UTF-8": {[]backend.Metric{{Name: "x", Help: "X.", Labels: map[string]string{"a": "\xff"}}}, "UTF-8", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log strings.Builder
+			logger := slog.New(slog.NewTextHandler(&log, nil))
+			registry := prometheus.NewRegistry()
+			source := &backendMetrics{MetricsSource: meter(func() []backend.Metric {
+				if tc.wrong == nil {
+					panic("no numbers")
+				}
+				return append([]backend.Metric{good}, tc.wrong...)
+			}), registry: registry, names: map[string]error{}}
+			var last atomic.Pointer[state]
+			for _, c := range []prometheus.Collector{source, stateMetrics{&last}, newRunningCalls()} {
+				if err := registry.Register(c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			handler := HTTP(logger, registry, func(context.Context) (string, error) { return "", nil })
+			for range 2 {
+				answer := httptest.NewRecorder()
+				handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+				text := answer.Body.String()
+				for line, want := range map[string]bool{"causeway_ready 0\n": true, "causeway_csi_calls_in_flight 0\n": true,
+					"causeway_volumes 3\n": tc.good} {
+					if strings.Contains(text, line) != want {
+						t.Errorf("status %d, %q is in the answer: %v\n%s", answer.Code, line, !want, text)
+					}
+				}
+				if answer.Code != http.StatusOK || !strings.Contains(log.String(), tc.words) {
+					t.Errorf("status %d, log: %s", answer.Code, log.String())
+				}
+			}
+		})
 	}
 }
 

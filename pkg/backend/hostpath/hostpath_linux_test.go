@@ -458,7 +458,7 @@ func TestABlockVolumeThatAnotherProgramUnmountedIsDeleted(t *testing.T) {
 }
 
 // TestDirectIOAfterASnapshot: an image and its copies bypass the page cache of an xfs where they share
-// blocks. Where the kernel does not permit that, the health of a volume that asks for it says so.
+// blocks. Where the kernel does not permit that, the health of a volume that asks for it has a condition.
 func TestDirectIOAfterASnapshot(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
