@@ -39,7 +39,7 @@ var common = map[string]string{
 
 var sidecars = map[string]sidecar{
 	"csi-provisioner": {
-		module: "external-provisioner/v6", release: "v6.3.0",
+		module: "external-provisioner/v6", release: "v6.4.0",
 		flags: map[string]string{
 			"capacity-for-immediate-binding": "bool", "capacity-ownerref-level": "int", "capacity-poll-interval": "duration", "capacity-threads": "uint",
 			"cloning-protection-threads": "uint", "controller-publish-readonly": "bool", "default-fstype": "string", "enable-capacity": "bool",
@@ -261,7 +261,7 @@ func TestTheCheckSees(t *testing.T) {
 }
 
 // TestTheFlagsAreUpstreams compares the table above with upstream's source, where the module cache
-// has it: go mod download github.com/kubernetes-csi/external-provisioner/v6@v6.3.0, and so on.
+// has it: go mod download github.com/kubernetes-csi/external-provisioner/v6@v6.4.0, and so on.
 func TestTheFlagsAreUpstreams(t *testing.T) {
 	cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
 	if err != nil {

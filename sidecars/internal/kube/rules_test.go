@@ -86,9 +86,6 @@ var theirs = map[string]string{
 var unseen = map[string]string{
 	"provisioner:  pods get":            "owner.Lookup gets objects of any kind",
 	"provisioner: apps replicasets get": "owner.Lookup gets objects of any kind",
-
-	"provisioner: storage.k8s.io csistoragecapacities delete": "package capacity has an interface of its own for the " +
-		"client, and hides this one method",
 }
 
 func name(controller string, t triple) string {

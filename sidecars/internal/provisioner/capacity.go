@@ -111,8 +111,7 @@ func (c *controller) publishCapacity(env *sidecar.Env, p place, making lib.Provi
 		workqueue.NewTypedItemExponentialFailureRateLimiter[capacity.QueueKey](c.work.Retry.Start, c.work.Retry.Max),
 		workqueue.TypedRateLimitingQueueConfig[capacity.QueueKey]{Name: "csistoragecapacity"})
 	room := capacity.NewCentralCapacityController(csi.NewControllerClient(env.Conn), env.Driver,
-		capacity.NewV1ClientFactory(own.Kube), // v6.4.0 takes own.Kube.StorageV1() here
-		queue, owned, id, namespace, where,
+		own.Kube.StorageV1(), queue, owned, id, namespace, where,
 		c.cluster.Informers().Storage().V1().StorageClasses(), factory.Storage().V1().CSIStorageCapacities(),
 		f.poll, f.immediate, c.work.Timeout)
 	if err := legacyregistry.CustomRegister(room); err != nil {
