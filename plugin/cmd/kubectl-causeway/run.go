@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/causeway-csi/causeway/internal/logsafe"
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
 	"github.com/causeway-csi/causeway/plugin/internal/safe"
 )
@@ -189,10 +190,10 @@ type printed interface {
 	Text(out io.Writer) error
 }
 
-// print prints a report in the format of --output.
+// print prints a report in the format of --output. Its texts are of other users.
 func (s session) print(r printed) error {
 	if s.output == "json" {
-		e := json.NewEncoder(s.out)
+		e := json.NewEncoder(logsafe.JSON(s.out))
 		e.SetIndent("", "  ")
 		return e.Encode(r)
 	}

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/spf13/pflag"
 	storagev1 "k8s.io/api/storage/v1"
@@ -258,5 +259,27 @@ func TestThePageHasTheRightsOfWebSockets(t *testing.T) {
 				t.Errorf("docs/how-to/plugin.md has %q, want get and create", m)
 			}
 		}
+	}
+}
+
+// named is a report with a name.
+type named struct{ Name string }
+
+func (named) Text(io.Writer) error { return nil }
+
+// TestJSONShowsNothingHidden: a terminal shows all characters of a text, and obeys none.
+func TestJSONShowsNothingHidden(t *testing.T) {
+	const hostile = "a\u009b31m\u202eb\u2028\x1b\U000e0041"
+	var out bytes.Buffer
+	s := session{streams: streams{out: &out}, output: "json"}
+	if err := s.print(named{hostile}); err != nil {
+		t.Fatal(err)
+	}
+	var r named
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil || r.Name != hostile {
+		t.Errorf("%q, %v", r.Name, err)
+	}
+	if i := strings.IndexFunc(out.String(), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); i >= 0 {
+		t.Errorf("%q has a hidden character at %d", out.String(), i)
 	}
 }
