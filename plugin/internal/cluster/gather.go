@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,8 +26,16 @@ const (
 	AsksAtOnce = 16
 )
 
+// maxNamespaces is the maximum number of namespaces with drivers, unless one is selected: a tenant can
+// give the labels of this project to objects of its own.
+const maxNamespaces = 8
+
+// maxAnswers is the maximum number of bytes in the answers of all pods, unless a namespace is selected.
+var maxAnswers int64 = 512 << 20
+
 // gatherer fills a View.
 type gatherer struct {
+	answers   atomic.Int64 // bytes
 	client    Client
 	selection Selection
 	view      *View
@@ -69,6 +78,14 @@ func (g *gatherer) find(ctx context.Context) ([]*Driver, error) {
 	found := slices.DeleteFunc(all, func(d *Driver) bool { return !g.selection.matches(d) })
 	if len(found) == 0 {
 		return nil, ErrNotInstalled{g.selection}
+	}
+	namespaces := map[string]bool{}
+	for _, d := range found {
+		namespaces[d.Namespace] = true
+	}
+	if names := sortedKeys(namespaces); len(names) > maxNamespaces {
+		return nil, fmt.Errorf("drivers of Causeway are in %d namespaces, %s and more: choose one with --namespace",
+			len(names), strings.Join(names[:maxNamespaces], ", "))
 	}
 	for _, d := range found {
 		if err := g.podsOf(ctx, d); err != nil {
@@ -347,7 +364,14 @@ func NodeReady(n *corev1.Node) bool {
 
 // askPod asks the ports of a pod whose containers run.
 func (g *gatherer) askPod(ctx context.Context, p *Pod) {
-	get := func(name, path string) Answer { return Ask(ctx, g.client, p.Pod, name, path) }
+	get := func(name, path string) Answer {
+		a := Ask(ctx, g.client, p.Pod, name, path)
+		if g.selection.Namespace == "" && g.answers.Add(int64(len(a.Body))) > maxAnswers {
+			return Answer{Err: fmt.Errorf("the answers of all pods have more than %d bytes: choose a namespace with "+
+				"--namespace", maxAnswers)}
+		}
+		return a
+	}
 	p.DriverReady, p.SidecarsReady = get(driverPort, "/readyz"), get(sidecarsPort, "/readyz")
 	p.DriverMetrics, p.DriverMetricsErr = metrics(get(driverPort, "/metrics"))
 	p.SidecarsMetrics, p.SidecarErrors = metrics(get(sidecarsPort, "/metrics"))

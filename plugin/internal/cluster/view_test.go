@@ -1,15 +1,19 @@
 package cluster_test
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/causeway-csi/causeway/plugin/internal/cluster"
+	"github.com/causeway-csi/causeway/plugin/internal/fake"
 )
 
 // The times of an event are whole seconds, its name has nanoseconds.
@@ -49,5 +53,40 @@ func TestEventsOfAnEarlierObjectDoNotCount(t *testing.T) {
 	}
 	if n := len(v.EventsOf("Pod", pod)); n != 2 {
 		t.Errorf("%d events, want 2", n)
+	}
+}
+
+// TestATenantWithTheLabelsOfADriver: the commands do not ask pods of everybody without end.
+func TestATenantWithTheLabelsOfADriver(t *testing.T) {
+	c := fake.Healthy()
+	gather := func(namespace string) (*cluster.View, error) {
+		return cluster.Gather(t.Context(), c.Clients().Client, cluster.Selection{Namespace: namespace})
+	}
+	v, err := gather("")
+	if err != nil || v.Unread(cluster.Answers) != nil {
+		t.Fatalf("%v, %v", err, v.Unread(cluster.Answers))
+	}
+	installed := v.Drivers[0]
+	cluster.SetMaxAnswers(t, 100)
+	v, err = gather("")
+	if err == nil {
+		err = v.Unread(cluster.Answers)
+	}
+	if err == nil || !strings.Contains(err.Error(), "--namespace") {
+		t.Errorf("answers of more than 100 bytes: %v", err)
+	}
+	if v, err := gather(installed.Namespace); err != nil || v.Unread(cluster.Answers) != nil {
+		t.Errorf("in one namespace: %v, %v", err, v.Unread(cluster.Answers))
+	}
+	for i := range 8 {
+		set := fake.Get[*appsv1.DaemonSet](c, installed.Nodes[0].Name).DeepCopy()
+		set.Namespace = fmt.Sprint("tenant-", i)
+		c.Add(set)
+	}
+	if _, err := gather(""); err == nil || !strings.Contains(err.Error(), "choose one with --namespace") {
+		t.Errorf("drivers in 9 namespaces: %v", err)
+	}
+	if v, err := gather(installed.Namespace); err != nil || len(v.Drivers) != 1 {
+		t.Errorf("in one namespace: %v", err)
 	}
 }
