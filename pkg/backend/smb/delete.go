@@ -112,7 +112,7 @@ func (s *store) keepOverlapping(ctx context.Context, v *records.Volume) (kept bo
 	if v.Shared {
 		return false, nil
 	}
-	switch err := s.overlaps(ctx, v); {
+	switch err := s.overlapsOnServer(ctx, v); {
 	case errors.Is(err, errOverlap):
 		s.cfg.Report(fmt.Errorf("the directory of volume %s is not deleted: %w", v, err))
 		return true, s.forget(ctx, v)
@@ -168,7 +168,7 @@ func (c *claim) isGone(v *records.Volume) (bool, error) {
 	if err != nil || !newer {
 		return false, err
 	}
-	switch err := c.overlaps(c.ctx, v); {
+	switch err := c.overlapsOnServer(c.ctx, v); {
 	case errors.Is(err, errOverlap):
 		return true, nil
 	case err != nil:

@@ -2,11 +2,13 @@ package smb
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
@@ -27,20 +29,66 @@ func (s *store) overlaps(ctx context.Context, v *records.Volume) error {
 
 // overlapsBy is overlaps for paths that are the same if fold returns the same text.
 func (s *store) overlapsBy(ctx context.Context, v *records.Volume, fold func(path string) string) error {
+	return s.eachOverlapping(ctx, v, fold, func(other *records.Volume) error { return s.overlapError(v, other) })
+}
+
+func (s *store) overlapError(v, other *records.Volume) error {
+	return fmt.Errorf("%w: %s, and %s of volume %s", errOverlap, s.where(v), s.where(other), other)
+}
+
+// eachOverlapping calls f for each volume whose directory overlaps with that of v.
+func (s *store) eachOverlapping(ctx context.Context, v *records.Volume, fold func(path string) string,
+	f func(other *records.Volume) error) error {
 	if err := s.awaitMakers(ctx, v); err != nil {
 		return err
 	}
 	mine := fold(v.SubDir)
 	return s.eachVolume(ctx, func(other *records.Volume) error {
 		theirs := fold(other.SubDir)
-		switch {
-		case other.Key == v.Key, v.Shared && other.Shared && mine == theirs:
+		if other.Key == v.Key || v.Shared && other.Shared && mine == theirs || !overlap(mine, theirs) {
 			return nil
-		case overlap(mine, theirs):
-			return fmt.Errorf("%w: %s, and %s of volume %s", errOverlap, s.where(v), s.where(other), other)
+		}
+		return f(other)
+	})
+}
+
+// overlapsOnServer is overlaps for a directory that exists. It asks the server whether it takes paths
+// of different text for one: most servers tell some of them apart, and the directory of a deleted
+// volume must not stay there.
+func (s *store) overlapsOnServer(ctx context.Context, v *records.Volume) error {
+	return s.eachOverlapping(ctx, v, client.FoldName, func(other *records.Volume) error {
+		is := overlap(v.SubDir, other.SubDir)
+		if !is {
+			var err error
+			if is, err = s.isReachedThrough(ctx, v, other); err != nil {
+				return err
+			}
+		}
+		if is {
+			return s.overlapError(v, other)
 		}
 		return nil
 	})
+}
+
+// isReachedThrough reports whether a new file in the directory of v is there, too, if the path of
+// another volume takes the place of the first elements of the path. It reports true if no file can
+// be made.
+func (s *store) isReachedThrough(ctx context.Context, v, other *records.Volume) (bool, error) {
+	mine, theirs := strings.Split(v.SubDir, "/"), strings.Split(other.SubDir, "/")
+	n := min(len(mine), len(theirs))
+	alias := path.Join(slices.Concat(theirs[:n], mine[n:])...)
+	probe := "causeway-" + rand.Text()
+	file := path.Join(s.path(v.SubDir), probe)
+	err := s.share.Create(ctx, file, nil)
+	if errors.Is(err, backend.ErrDenied) {
+		return true, nil
+	} else if err != nil {
+		return false, err
+	}
+	_, err = s.share.Stat(ctx, path.Join(s.path(alias), probe))
+	is := err == nil
+	return is, errors.Join(ignore(err, fs.ErrNotExist), s.share.Remove(ctx, file))
 }
 
 // isNoSource returns backend.ErrPrecondition if the directory of v is the source of other volumes,

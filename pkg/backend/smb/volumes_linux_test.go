@@ -20,6 +20,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // claimed is a request with the names of Kubernetes' objects.
@@ -569,6 +570,74 @@ func TestLinksOfTheServerAreNotFollowed(t *testing.T) {
 	w.holds("precious", "victim", "dir", "data")
 	if _, err := os.Lstat(w.path("pvc-2")); err != nil {
 		t.Errorf("the link in the place of a volume: %v", err)
+	}
+}
+
+// TestNamesThatTheServerTellsApart: the deletion of a volume removes its data, and nothing of a volume
+// whose name some other server would take for the same.
+func TestNamesThatTheServerTellsApart(t *testing.T) {
+	server := smbtest.Serve(t)
+	for name, tc := range map[string]struct{ share, first, second string }{
+		"case":          {smbtest.CaseSensitive, "Data", "data"},
+		"normalization": {smbtest.Share, "caf\u00e9", "cafe\u0301"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, server, tc.share)
+			b := w.open()
+			ctx := context.Background()
+			first := w.create(b, w.claimed("pvc-1", subDirKey, tc.first))
+			second := w.create(b, w.claimed("pvc-2", subDirKey, tc.second))
+			for _, dir := range []string{tc.first, tc.second} {
+				if err := os.WriteFile(w.path(dir, "data"), []byte(dir), 0o666); err != nil {
+					t.Fatal(err)
+				}
+			}
+			deleteUntil(t, b, first.ID)
+			w.emptyTrash(b)
+			if names := w.entries(); !slices.Equal(names, []string{tc.second}) {
+				t.Errorf("left: %q", names)
+			}
+			w.holds(tc.second, tc.second, "data")
+			if err := b.Delete(ctx, second.ID, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestNamesThatTheServerTakesForOne: a person has given the directory of a volume a record of its own.
+// The deletion of one volume keeps the data of the other.
+func TestNamesThatTheServerTakesForOne(t *testing.T) {
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
+	b := w.open()
+	first := w.create(b, w.claimed("pvc-1", subDirKey, "Data"))
+	o := w.claimed("pvc-2", subDirKey, "other")
+	second := w.create(b, o)
+	if err := os.WriteFile(w.path("Data", "f"), []byte("precious"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	object, err := records.ParseObject(volumeid.Volume, second.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := b.store(t.Context(), w.parsed(), nil, client.Calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	v, err := s.records().ReadVolume(t.Context(), object)
+	if err == nil {
+		v.SubDir = "data"
+		err = s.records().Replace(t.Context(), records.VolumesDir, records.VolumeFormat, object, v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	deleteUntil(t, b, first.ID)
+	w.emptyTrash(b)
+	w.holds("precious", "Data", "f")
+	if names := w.entries(); !slices.Equal(names, []string{"Data", "other"}) {
+		t.Errorf("left: %q", names)
 	}
 }
 
