@@ -112,7 +112,8 @@ func New(cfg Config) (*Driver, error) {
 	return d, nil
 }
 
-// registerMetrics registers the metrics of the state and of the backend.
+// registerMetrics registers the metrics of the state and of the backend. All other metrics of the driver
+// are registered before the first collection, which takes the names of those of the backend.
 func (d *Driver) registerMetrics() error {
 	err := d.cfg.Registry.Register(stateMetrics{&d.last})
 	if source, ok := d.cfg.Backend.(backend.MetricsSource); ok {

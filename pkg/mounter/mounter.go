@@ -355,9 +355,10 @@ type Images interface {
 	IsFilesystem(dir string) (bool, error)
 
 	// Failing returns the images whose filesystems are mounted, by any process, and have failed, by
-	// absolute path, each with its worst known failure. Failing asks the kernel. Failing does not
-	// wait for tenants, and waits some seconds at most for a filesystem that does not answer, which
-	// is Stalled.
+	// absolute path, each with its worst known failure. It also returns images whose devices use the
+	// page cache of the disk (PageCached), which harms no data. Failing asks the kernel. Failing does
+	// not wait for tenants, and waits some seconds at most for a filesystem that does not answer,
+	// which is Stalled.
 	Failing() (map[string]Failure, error)
 
 	// Checks returns the checks of filesystems that run or wait for a slot. Few run at a time, and

@@ -186,13 +186,17 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 		return condition(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup",
 			s.dataPath(v), size, v.Size), nil
 	}
-	if f, ok := failing[s.dataPath(v)]; ok && (f.Kind != mounter.PageCached || v.asksForDirectIO()) {
+	f, failed := failing[s.dataPath(v)]
+	if failed && f.Kind != mounter.PageCached {
 		return conditionOf(f), nil
 	}
 	if s.lacksRecord(id) {
 		return condition(backend.Degraded, "RecordMissing", "%s is missing: the volume is unusable from the next "+
 			"start of the driver on: restore the record, or copy the data to a new volume",
 			s.Path(volumesDir, id, recordFile)), nil
+	}
+	if failed && v.asksForDirectIO() {
+		return conditionOf(f), nil
 	}
 	return b.unenforced(s, v), nil
 }
@@ -215,7 +219,8 @@ func conditionOf(f mounter.Failure) []backend.Condition {
 	case mounter.PageCached:
 		return condition(backend.Degraded, "DirectIOOff",
 			"%s, and direct-io of the volume is true: the disk has no direct I/O, or needs larger sectors for it: "+
-				"copy the data to a new volume, or set direct-io to false", f.Message)
+				"set direct-io to false, or copy the files to a new volume of at least %d bytes with a filesystem, "+
+				"neither a clone nor restored", f.Message, int64(mounter.LargeImage))
 	case mounter.Unmountable:
 		return condition(backend.Inaccessible, "FilesystemUnmountable",
 			"%s: see dmesg; if the filesystem is damaged, end the pods that use the volume and wait until they are "+

@@ -52,13 +52,13 @@ type Backend struct {
 	space     spaces
 	cache     records.Cache
 
-	tickets  sync.Mutex    // held while a credential cache is replaced
-	reserve  chan struct{} // full while a reserve is made, or a deletion uses the space of one
+	tickets  sync.Mutex // held while a credential cache is replaced
 	mu       sync.Mutex
-	copies   map[string]*fair.Slots // by server: copies that wait for a server delay no other
-	emptying map[string]bool        // sources whose trash is being emptied; true: and once more at the end
-	stuck    map[string]int         // by source: entries of the trash that could not be removed
-	prepared map[string]bool        // sources whose store this process has seen
+	copies   map[string]*fair.Slots   // by server: copies that wait for a server delay no other
+	reserves map[string]chan struct{} // by source: full while the reserve is made, or a deletion uses its space
+	emptying map[string]bool          // sources whose trash is being emptied; true: and once more at the end
+	stuck    map[string]int           // by source: entries of the trash that could not be removed
+	prepared map[string]bool          // sources whose store this process has seen
 }
 
 // openShare opens a share with a session. The caller calls Release.

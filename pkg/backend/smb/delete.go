@@ -37,7 +37,7 @@ func (b *Backend) Delete(ctx context.Context, id string, secrets map[string]stri
 		return joberrors.Classify(err)
 	}
 	defer end()
-	err = s.withReserve(ctx, func() error {
+	err = s.withReserve(ctx, secrets, func() error {
 		return s.claimed(ctx, o, "", func(c *claim) error { return c.deleteVolume(o) })
 	})
 	if err == nil && !s.untouched {

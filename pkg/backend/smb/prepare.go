@@ -72,11 +72,25 @@ func (s *store) checkAncestors(ctx context.Context) error {
 // reserveSize is the size of the reserve in bytes.
 const reserveSize = 256 << 10
 
+// reserveLock returns the lock of the reserve: it is full while it is held.
+func (s *store) reserveLock() chan struct{} {
+	name := records.Fold(s.source.String())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lock := s.reserves[name]
+	if lock == nil {
+		lock = make(chan struct{}, 1)
+		s.reserves[name] = lock
+	}
+	return lock
+}
+
 // fillReserve makes the reserve, if there is space for it and no deletion of this process needs it.
 func (s *store) fillReserve(ctx context.Context) error {
+	lock := s.reserveLock()
 	select {
-	case s.reserve <- struct{}{}:
-		defer func() { <-s.reserve }()
+	case lock <- struct{}{}:
+		defer func() { <-lock }()
 	default:
 		return nil
 	}
@@ -89,25 +103,33 @@ func (s *store) fillReserve(ctx context.Context) error {
 	return err
 }
 
-// withReserve calls a deletion, again without the reserve if the share is full.
-func (s *store) withReserve(ctx context.Context, deletion func() error) error {
+// withReserve calls a deletion, again without the reserve if the share is full. secrets are those of
+// the call.
+func (s *store) withReserve(ctx context.Context, secrets map[string]string, deletion func() error) error {
 	err := deletion()
 	if !errors.Is(err, backend.ErrExhausted) {
 		return err
 	}
+	err = s.withoutReserve(ctx, deletion)
+	s.emptyTrash(s.source, secrets) // makes the reserve again, also after an error
+	if errors.Is(err, backend.ErrExhausted) {
+		return fmt.Errorf("%w: %s is full: delete files on the server, or wait until the trash is empty",
+			backend.ErrUnavailable, s.source)
+	}
+	return err
+}
+
+// withoutReserve removes the reserve, and calls a deletion that may use its space.
+func (s *store) withoutReserve(ctx context.Context, deletion func() error) error {
+	lock := s.reserveLock()
 	select {
-	case s.reserve <- struct{}{}:
-		defer func() { <-s.reserve }()
+	case lock <- struct{}{}:
+		defer func() { <-lock }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	if err := s.records().Remove(ctx, s.meta(reserveFile)); err != nil {
 		return err
 	}
-	if err := deletion(); !errors.Is(err, backend.ErrExhausted) {
-		s.untouched = false // the task that empties the trash makes the reserve again
-		return err
-	}
-	return fmt.Errorf("%w: %s is full: delete files on the server, or wait until the trash is empty",
-		backend.ErrUnavailable, s.source)
+	return deletion()
 }

@@ -39,7 +39,7 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, pool: client.NewPool(), openShare: cfg.openShare, shares: shares, process: cfg.process,
 		markerAge: 24 * time.Hour, jobs: jobs.New(), copies: map[string]*fair.Slots{}, emptying: map[string]bool{},
-		stuck: map[string]int{}, prepared: map[string]bool{}, reserve: make(chan struct{}, 1)}
+		stuck: map[string]int{}, prepared: map[string]bool{}, reserves: map[string]chan struct{}{}}
 	if b.openShare == nil {
 		b.openShare = b.openOnServer
 	}

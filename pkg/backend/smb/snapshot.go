@@ -182,7 +182,7 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string, secrets map[str
 		return joberrors.Classify(err)
 	}
 	defer end()
-	err = s.withReserve(ctx, func() error {
+	err = s.withReserve(ctx, secrets, func() error {
 		return s.exclusively(ctx, o, func(ctx context.Context) error { return s.deleteSnapshot(ctx, o) })
 	})
 	if err == nil {

@@ -20,7 +20,7 @@ type store struct {
 	login      client.Login
 	source     mounter.ShareSource
 	mayPrepare bool // the call may make the directories of the store
-	untouched  bool // the last deletion put nothing into the trash, and used no reserve
+	untouched  bool // the last deletion put nothing into the trash
 	trashed    bool // a directory may have been moved into the trash
 }
 

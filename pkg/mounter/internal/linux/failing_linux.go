@@ -45,7 +45,8 @@ func (h *Host) Failing() (map[string]mounter.Failure, error) {
 		}
 		device, image := strings.Split(file, "/")[3], strings.TrimSuffix(string(name), "\n")
 		byDevice["/dev/"+device] = image
-		if flag, err := os.ReadFile(fmt.Sprintf(directIO, device)); err == nil && string(flag) == "0\n" {
+		flag, err := os.ReadFile(fmt.Sprintf(directIO, device))
+		if _, worse := all[image]; !worse && err == nil && string(flag) == "0\n" {
 			all[image] = mounter.Failure{Kind: mounter.PageCached,
 				Message: "/dev/" + device + " uses the page cache"}
 		}

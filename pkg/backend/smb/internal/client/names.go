@@ -50,15 +50,25 @@ func FoldName(name string) string {
 	elements := strings.Split(name, "/")
 	for i, e := range elements {
 		e = norm.NFKD.String(strings.Map(shown, e))
-		e = multiple.Replace(strings.ToLower(strings.ToUpper(e)))
+		e = dotless(strings.ReplaceAll(strings.ToLower(strings.ToUpper(e)), "ß", "ss"))
 		elements[i] = strings.ReplaceAll(norm.NFKC.String(e), "/", "\x00") // of a character such as U+FF0F
 	}
 	return strings.Join(elements, "/")
 }
 
-// multiple has the case foldings that are not of one rune to one rune, after a decomposition: U+1E9E,
-// and U+0130, which some servers take for "i".
-var multiple = strings.NewReplacer("ß", "ss", "i\u0307", "i")
+// dotless removes the dots above of "i", also behind other marks: some servers take U+0130 for "i".
+func dotless(decomposed string) string {
+	base := rune(0)
+	return strings.Map(func(r rune) rune {
+		switch {
+		case !unicode.Is(unicode.Mn, r):
+			base = r
+		case r == '\u0307' && base == 'i':
+			return -1
+		}
+		return r
+	}, decomposed)
+}
 
 // shown drops characters that have no glyph.
 func shown(r rune) rune {

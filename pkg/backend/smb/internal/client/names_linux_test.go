@@ -211,18 +211,23 @@ func TestFoldName(t *testing.T) {
 	}
 }
 
-// TestFoldNameFoldsAllCases: every full case folding of Unicode, and every normalization.
+// TestFoldNameFoldsAllCases: every full case folding of Unicode, and every normalization, also with a
+// mark behind it.
 func TestFoldNameFoldsAllCases(t *testing.T) {
 	fold := cases.Fold()
-	for r := rune(1); r <= unicode.MaxRune; r++ {
-		if !utf8.ValidRune(r) || r == '/' {
-			continue
-		}
-		want := FoldName(string(r))
-		for _, same := range []string{fold.String(string(r)), norm.NFC.String(string(r)), norm.NFD.String(string(r)),
-			strings.ReplaceAll(norm.NFKC.String(string(r)), "/", "\x00")} {
-			if got := FoldName(same); got != want {
-				t.Errorf("%U: FoldName(%+q) = %+q, want %+q", r, same, got, want)
+	for _, mark := range []string{"", "\u0323", "\u0301", "\u0345"} { // below, above, and the one that is a letter
+		for r := rune(1); r <= unicode.MaxRune; r++ {
+			if !utf8.ValidRune(r) || r == '/' || mark != "" && r > 0x3000 {
+				continue
+			}
+			name := string(r) + mark
+			want := FoldName(name)
+			// A folding is canonical after a decomposition only: Unicode, 3.13, D145.
+			for _, same := range []string{fold.String(norm.NFD.String(name)), norm.NFC.String(name), norm.NFD.String(name),
+				strings.ReplaceAll(norm.NFKC.String(name), "/", "\x00")} {
+				if got := FoldName(same); got != want {
+					t.Errorf("%U and %+q: FoldName(%+q) = %+q, want %+q", r, mark, same, got, want)
+				}
 			}
 		}
 	}
