@@ -229,7 +229,7 @@ func permitted(h *tar.Header) error {
 
 // maxSparse is the maximum size of a sparse file, in bytes: a stream of a few bytes can have holes of
 // any size, which take time to read.
-const maxSparse = 1 << 40
+const maxSparse = 64 << 30
 
 // isSparse reports whether a file has holes: bsdtar and "tar --sparse" write such entries.
 func isSparse(h *tar.Header) bool {
@@ -390,11 +390,13 @@ func (u *unpacker) content(f *os.File, h *tar.Header) error {
 	return f.Truncate(h.Size)
 }
 
+var zeros [chunk]byte
+
 // holes is a new file in which writes of zeros leave holes.
 type holes struct{ *os.File }
 
 func (h holes) Write(p []byte) (int, error) {
-	if len(bytes.Trim(p, "\x00")) > 0 {
+	if !bytes.Equal(p, zeros[:len(p)]) {
 		return h.File.Write(p)
 	}
 	_, err := h.Seek(int64(len(p)), io.SeekCurrent)
@@ -479,7 +481,7 @@ func (u *unpacker) finishDirectory(path string, h *tar.Header) error {
 	perm := fs.FileMode(h.Mode).Perm()
 	var err error
 	if u.options.Mode {
-		err = u.root.Chmod(path, perm)
+		err = chmod(u.root, path, perm)
 	} else {
 		err = u.permissions(path, perm&^u.options.Umask)
 	}
@@ -498,5 +500,5 @@ func (u *unpacker) permissions(path string, perm fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	return u.root.Chmod(path, info.Mode().Perm()&(perm|0o077))
+	return chmod(u.root, path, info.Mode().Perm()&(perm|0o077))
 }

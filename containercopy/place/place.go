@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync/atomic"
 
 	"github.com/causeway-csi/causeway/containercopy/archive"
 )
@@ -100,10 +101,15 @@ func compatible(name string, isDir bool, existing fs.FileMode) error {
 
 // Staging is a directory for an unfinished copy.
 type Staging struct {
-	Root *os.Root // empty at first, and of mode 0700
-	dir  *os.Root // that of the destination
+	Root *os.Root     // empty at first, and of mode 0700
+	done atomic.Int64 // entries that were moved or removed
+	dir  *os.Root     // that of the destination
 	name string
 }
+
+// Done returns the number of entries that Commit and Remove have moved and removed so far. It may be
+// called while they run.
+func (s *Staging) Done() int64 { return s.done.Load() }
 
 // prefix is the start of the name of a staging directory: users find it after a crash.
 const prefix = ".kcopy-"
@@ -278,6 +284,7 @@ const batch = 256
 // move moves a staged entry. The content of a file that replaces another is durable before the
 // other is gone. Errors: ErrExists if another program has made the file, ErrMounted.
 func (c commit) move(staged, to string, replace bool) error {
+	c.s.done.Add(1)
 	if replace {
 		if err := c.flush(staged); err != nil {
 			return err

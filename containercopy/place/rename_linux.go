@@ -70,6 +70,19 @@ func openFile(root *os.Root, name string) (f *os.File, err error) {
 	return f, err
 }
 
+// chmodByName sets the permissions of a directory that this process cannot open. Before Linux 6.6, and
+// without /proc, the kernel follows a link that another process of the user puts in its place: it could
+// change the target itself.
+func chmodByName(root *os.Root, name string, mode fs.FileMode) error {
+	err := root.Chmod(name, mode)
+	if !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	return withDir(root, path.Dir(name), func(dir int) error {
+		return unix.Fchmodat(dir, path.Base(name), uint32(mode.Perm()), 0)
+	})
+}
+
 // between calls f with the descriptors of the directories of two paths.
 func between(from *os.Root, a string, to *os.Root, b string, f func(fromDir, toDir int) error) error {
 	err := withDir(from, path.Dir(a), func(fromDir int) error {
@@ -210,7 +223,12 @@ func noMounts(root *os.Root, name string) error {
 // removeContent removes all entries of a staging directory.
 func (s *Staging) removeContent() error {
 	return withDir(s.Root, ".", func(dir int) error {
-		return each(dir, true, func(name string) error { return walk(dir, name, unlink) })
+		return each(dir, true, func(name string) error {
+			return walk(dir, name, func(dir int, name string, isDir bool) error {
+				s.done.Add(1)
+				return unlink(dir, name, isDir)
+			})
+		})
 	})
 }
 

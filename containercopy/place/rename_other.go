@@ -19,6 +19,9 @@ func (*Staging) own() error { return nil }
 // openFile opens a file for reading.
 func openFile(root *os.Root, name string) (*os.File, error) { return root.Open(name) }
 
+// chmodByName sets the permissions of a directory that this process cannot open.
+func chmodByName(root *os.Root, name string, mode fs.FileMode) error { return root.Chmod(name, mode) }
+
 // rename renames an entry of a root. A file that another program of the user makes at the same
 // moment is replaced: this system has no call that prevents it for all kinds of files.
 func rename(root *os.Root, a string, _ *os.Root, b string, replace bool) error {

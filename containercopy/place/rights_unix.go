@@ -49,13 +49,21 @@ func unlock(e entry) (unlocked, bool) {
 	if err != nil || !before.IsDir() || before.Mode().Perm()&0o700 == 0o700 {
 		return unlocked{}, false
 	}
-	// The mode of before is set through a descriptor: another process can give the name to a link. In the
-	// root it can reach nothing that this process could not.
-	if e.root.Chmod(e.name, before.Mode()|0o700) != nil {
+	open := func() (*os.File, error) {
+		return e.root.OpenFile(e.name, os.O_RDONLY|directory|syscall.O_NOFOLLOW, 0)
+	}
+	dir, err := open()
+	if errors.Is(err, fs.ErrPermission) && chmodByName(e.root, e.name, before.Mode()|0o700) == nil {
+		if dir, err = open(); err != nil {
+			chmodByName(e.root, e.name, before.Mode()) // or another process has replaced it
+		}
+	}
+	if err != nil {
 		return unlocked{}, false
 	}
-	dir, err := e.root.OpenFile(e.name, os.O_RDONLY|directory|syscall.O_NOFOLLOW, 0)
-	if err != nil {
+	// The mode of before is set through the descriptor: another process can give the name to a link.
+	if dir.Chmod(before.Mode()|0o700) != nil {
+		dir.Close()
 		return unlocked{}, false
 	}
 	return unlocked{dir, before.Mode()}, true

@@ -76,14 +76,13 @@ func (s *Slots) TakeSlot(key, pod string) (*Slot, error) {
 
 // Slot is the slot of a copy.
 type Slot struct {
-	slots *Slots
-	key   string
-	stuck bool // guarded by slots.mu, as released
-	// released: all calls from now on have no effect.
+	slots    *Slots
+	key      string
+	stuck    bool // guarded by slots.mu, as released
 	released bool
 }
 
-// Release frees the slot. A second call has no effect.
+// Release frees the slot. A second call has no effect, except after Stuck.
 func (s *Slot) Release() {
 	s.slots.mu.Lock()
 	defer s.slots.mu.Unlock()
@@ -92,6 +91,7 @@ func (s *Slot) Release() {
 	}
 	s.released = true
 	if s.stuck {
+		s.stuck = false
 		s.slots.stuck--
 	} else {
 		s.slots.copies--
@@ -102,17 +102,22 @@ func (s *Slot) Release() {
 }
 
 // Stuck notes that the copy has ended and that its worker, which waits for a filesystem, cannot be
-// killed now. The slot counts against the limits of the pod and of the node until Release. After
-// Release it has no effect.
+// killed now. The slot counts against the limits of the pod and of the node until Release is called,
+// perhaps for the second time: a limit may be exceeded then.
 func (s *Slot) Stuck() {
 	s.slots.mu.Lock()
 	defer s.slots.mu.Unlock()
-	if s.released || s.stuck {
+	if s.stuck {
 		return
 	}
 	s.stuck = true
-	s.slots.copies--
 	s.slots.stuck++
+	if s.released {
+		s.released = false
+		s.slots.pods[s.key]++
+	} else {
+		s.slots.copies--
+	}
 }
 
 // State is the state of Slots, for metrics.

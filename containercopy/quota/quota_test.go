@@ -63,14 +63,19 @@ func TestAStuckWorkerKeepsItsSlot(t *testing.T) {
 	busy(t, s, "c", Node)
 	wantState(t, s, 1, 1, 1, 1)
 	second.Release()
-	second.Stuck() // its copy has ended before
 	third := take(t, s, "b")
+	second.Stuck() // after the result of its copy
+	second.Stuck()
+	wantState(t, s, 1, 2, 1, 1)
+	busy(t, s, "b", Pod)
+	second.Release()
+	second.Release()
 	first.Release()
 	first.Release()
-	wantState(t, s, 1, 0, 1, 1)
+	wantState(t, s, 1, 0, 2, 1)
 	take(t, s, "a")
 	third.Release()
-	wantState(t, s, 1, 0, 1, 1)
+	wantState(t, s, 1, 0, 2, 1)
 }
 
 func TestWithoutLimits(t *testing.T) {
@@ -163,7 +168,6 @@ func FuzzSlots(f *testing.F) {
 			if call%2 == 0 {
 				h.slot.Release()
 				h.slot.Release() // no effect
-				h.slot.Stuck()   // no effect
 				all = slices.Delete(all, i, i+1)
 			} else {
 				h.slot.Stuck()

@@ -38,7 +38,7 @@ var (
 	errOver  = errors.New("the stream has ended")
 	errIdle  = errors.New("no data for")
 	errAck   = errors.New("no acknowledgment of the copy for")
-	errMove  = errors.New("the copy was not moved to its place in")
+	errMove  = errors.New("the worker did not finish the copy, and reported nothing for")
 	errTotal = errors.New("the copy takes longer than")
 	errBytes = errors.New("the stream has more bytes than")
 )
@@ -64,9 +64,10 @@ type relay struct {
 	client, worker wire.Messages
 	limits         Limits
 	bytes          atomic.Int64
-	ended          atomic.Bool // the stream has an End message
-	over           atomic.Bool // only the message of tell follows
-	finished       func()      // called before the client gets the Result of the worker
+	ended          atomic.Bool  // the stream has an End message
+	progress       atomic.Int64 // messages of the worker
+	over           atomic.Bool  // only the message of tell follows
+	finished       func()       // called before the client gets the Result of the worker
 	stop           context.CancelCauseFunc
 	gone           chan struct{} // closed at the end of the client
 	writing        sync.Mutex    // held by writes to the client
@@ -185,6 +186,7 @@ func (r *relay) fromWorker() Result {
 		if err := r.count(message, true); err != nil {
 			return Result{Err: err}
 		}
+		r.progress.Add(1)
 		m, ok := control(message)
 		last := ok && m.Type == wire.Result
 		if last {
@@ -244,9 +246,14 @@ func control(message []byte) (m wire.Message, ok bool) {
 	return m, json.Unmarshal(message[1:], &m) == nil
 }
 
-// endLimit is the time between the end of a stream and the next message: a client acknowledges a copy,
-// and a worker sends its Result, when the copy is durable and at its place.
-const endLimit = 5 * time.Minute
+// Times between the end of a stream and the next message.
+const (
+	// ackLimit: a client acknowledges a copy that is durable and at its place.
+	ackLimit = 5 * time.Minute
+	// moveLimit: a worker reports its progress while it moves a copy to its place. It reports none
+	// while a filesystem writes out its data.
+	moveLimit = 15 * time.Minute
+)
 
 // watch stops a stream that does not move.
 func (r *relay) watch(ctx context.Context) {
@@ -254,9 +261,9 @@ func (r *relay) watch(ctx context.Context) {
 	if idle <= 0 {
 		return
 	}
-	late := errMove
+	limit, late := moveLimit, errMove
 	if r.limits.From {
-		late = errAck
+		limit, late = ackLimit, errAck
 	}
 	tick := time.NewTicker(max(idle/16, time.Millisecond))
 	defer tick.Stop()
@@ -272,14 +279,16 @@ func (r *relay) watch(ctx context.Context) {
 			ended, moved = true, time.Now()
 		}
 		now := r.bytes.Load()
+		if ended && !r.limits.From {
+			now = r.progress.Load()
+		}
 		switch still := time.Since(moved); {
-		case ended && still > endLimit:
-			r.stop(fmt.Errorf("%w %s", late, endLimit))
-			return
-		case ended:
 		case now != last:
 			last, moved = now, time.Now()
-		case still > idle:
+		case ended && still > limit:
+			r.stop(fmt.Errorf("%w %s", late, limit))
+			return
+		case !ended && still > idle:
 			r.stop(fmt.Errorf("%w %s", errIdle, idle))
 			return
 		}

@@ -261,15 +261,21 @@ func TestAClientThatAcknowledgesNothing(t *testing.T) {
 // TestAWorkerThatDoesNotMoveTheCopy does not hold its slot until the limit of the whole copy.
 func TestAWorkerThatDoesNotMoveTheCopy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := start(t, Limits{Idle: time.Second, Total: time.Hour})
-		go io.ReadAll(e.worker.Body(nil))
+		e := start(t, Limits{Idle: time.Second, Total: 3 * time.Hour})
+		go func() {
+			io.ReadAll(e.worker.Body(nil))
+			for range 10 { // it moves files
+				time.Sleep(10 * time.Minute)
+				e.worker.Send(wire.Message{Type: wire.Progress, Size: 4})
+			}
+		}()
 		began := time.Now()
 		e.client.Send(end)
 		e.wantFailure(t, wire.DeadlineExceeded)
-		if waited := time.Since(began); waited < 5*time.Minute || waited > 6*time.Minute {
+		if waited := time.Since(began); waited < 115*time.Minute || waited > 117*time.Minute {
 			t.Errorf("it waited for %s", waited)
 		}
-		e.wantErr(t, "not moved to its place")
+		e.wantErr(t, "did not finish the copy")
 		if e.finished.Load() {
 			t.Error("the slot was freed, and the worker works")
 		}

@@ -21,7 +21,7 @@ func TestNamesOfPermittedCalls(t *testing.T) {
 				t.Errorf("%s has no system call %q", name, call)
 			}
 		}
-		for _, call := range []string{"bpf", "clone3", "execve", "execveat", "io_uring_setup", "keyctl", "mount", "prctl",
+		for _, call := range []string{"bpf", "clone", "clone3", "execve", "execveat", "io_uring_setup", "keyctl", "mount", "prctl",
 			"ptrace", "setns", "socket", "unshare", "userfaultfd"} {
 			if _, ok := info.SyscallNames[call]; !ok || slices.Contains(all, call) {
 				t.Errorf("%s: %q is permitted, or no system call", name, call)

@@ -203,7 +203,9 @@ func (w *worker) to() (m wire.Message, err error) {
 	if err != nil {
 		return m, err
 	}
-	sum, n, err := w.receive(staging)
+	var done atomic.Int64 // bytes
+	defer w.reports(&done, staging)()
+	sum, n, err := w.receive(staging, &done)
 	if err == nil && w.packets.closed() { // the copy was canceled after its last byte
 		err = wire.ErrNoResult
 	}
@@ -269,11 +271,9 @@ func openRoot(fd int) (*os.Root, error) {
 }
 
 // receive unpacks the stream, and compares its sum with that of the client.
-func (w *worker) receive(staging *place.Staging) (archive.Sum, archive.Counts, error) {
+func (w *worker) receive(staging *place.Staging, done *atomic.Int64) (archive.Sum, archive.Counts, error) {
 	digest := archive.NewDigest(w.spec.SHA256)
-	var done atomic.Int64
 	body := w.stream.Body(nil)
-	defer w.reports(&done)()
 	counted := readerFunc(func(p []byte) (int, error) {
 		n, err := body.Read(p)
 		digest.Write(p[:n])
@@ -309,16 +309,21 @@ type readerFunc func(p []byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// reports sends the progress again and again, until stop.
-func (w *worker) reports(done *atomic.Int64) (stop func()) {
+// reports sends the progress again and again, until stop: the bytes that have arrived, and the entries
+// that were moved or removed since.
+func (w *worker) reports(done *atomic.Int64, staging *place.Staging) (stop func()) {
 	end := make(chan struct{})
 	go func() {
+		last := int64(-1)
 		for {
 			select {
 			case <-end:
 				return
 			case <-time.After(progressInterval):
-				w.stream.Send(wire.Message{Type: wire.Progress, Size: done.Load()})
+				if now := done.Load() + staging.Done(); now != last {
+					last = now
+					w.stream.Send(wire.Message{Type: wire.Progress, Size: done.Load()})
+				}
 			}
 		}
 	}()
