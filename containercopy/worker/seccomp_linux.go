@@ -22,10 +22,10 @@ var permittedCalls = []string{
 	"ppoll", "recvmsg", "sendto",
 
 	"brk", "clock_gettime", "clock_nanosleep", "epoll_create1", "epoll_ctl", "epoll_pwait", "eventfd2", "exit",
-	"exit_group", "futex", "getcwd", "getegid", "geteuid", "getgid", "getpid", "getrandom", "gettid", "getuid", "madvise",
-	"membarrier", "mincore", "mmap", "mprotect", "munmap", "nanosleep", "pipe2", "restart_syscall", "rt_sigaction",
-	"rt_sigprocmask", "rt_sigreturn", "sched_getaffinity", "sched_yield", "setitimer", "sigaltstack", "tgkill",
-	"timer_create", "timer_delete", "timer_settime", "uname",
+	"exit_group", "futex", "getcwd", "getegid", "geteuid", "getgid", "getpid", "getrandom", "gettid", "getuid",
+	"madvise", "membarrier", "mincore", "mmap", "mprotect", "munmap", "nanosleep", "pipe2", "restart_syscall",
+	"rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sched_getaffinity", "sched_yield", "setitimer",
+	"sigaltstack", "tgkill", "timer_create", "timer_delete", "timer_settime", "uname",
 }
 
 // callsOf are those that an architecture has, or that have another name there.
@@ -57,8 +57,9 @@ func filterCalls() error {
 // checkFiltered returns an error if this thread has no filter: the kernel reports a thread that cannot
 // have it by a result that the library takes for success. The filter does not permit the question.
 func checkFiltered() error {
-	if _, err := unix.PrctlRetInt(unix.PR_GET_SECCOMP, 0, 0, 0, 0); !errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("prctl: %v, and it is not permitted", err)
+	mode, err := unix.PrctlRetInt(unix.PR_GET_SECCOMP, 0, 0, 0, 0)
+	if !errors.Is(err, unix.EPERM) {
+		return errors.Join(err, fmt.Errorf("a thread has no filter: PR_GET_SECCOMP is answered with %d", mode))
 	}
 	return nil
 }

@@ -215,7 +215,7 @@ func TestFoldName(t *testing.T) {
 // mark behind it.
 func TestFoldNameFoldsAllCases(t *testing.T) {
 	fold := cases.Fold()
-	for _, mark := range []string{"", "\u0323", "\u0301", "\u0345"} { // below, above, and the one that is a letter
+	for _, mark := range []string{"", "\u0323", "\u0301", "\u0345"} { // below, above, and the iota, which becomes a letter
 		for r := rune(1); r <= unicode.MaxRune; r++ {
 			if !utf8.ValidRune(r) || r == '/' || mark != "" && r > 0x3000 {
 				continue
