@@ -49,7 +49,9 @@ type Config struct {
 	// must belong to the Host that mounts the volumes.
 	Images mounter.Images
 
-	quotaLimit time.Duration // for tests; 0 stands for the constant
+	// For tests; 0 stands for the constant.
+	quotaLimit time.Duration
+	almostFull int64
 }
 
 // objectCatalog is the catalog of the objects below a root. contents is its content.

@@ -256,6 +256,7 @@ func TestAReadOnlyRoot(t *testing.T) {
 func TestAnAlmostFullDiskIsReported(t *testing.T) {
 	t.Parallel()
 	w := newDisk(t, "size=64m")
+	w.cfg.almostFull = 0
 	b := w.open()
 	fill := func(bytes int) {
 		t.Helper()

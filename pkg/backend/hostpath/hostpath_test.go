@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -130,6 +131,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Init:       true,
 		Images:     fake,
 		quotaLimit: progressLimit, // on a busy machine a helper starts late
+		almostFull: math.MaxInt64, // the disk of the tests may be
 	}}
 	if err := os.Mkdir(w.cfg.Root, 0o700); err != nil {
 		t.Fatal(err)

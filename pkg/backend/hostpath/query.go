@@ -1,6 +1,7 @@
 package hostpath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -278,7 +279,7 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	if err != nil {
 		return nil, err
 	}
-	if disk.Free < disk.Total/almostFull {
+	if disk.Free < disk.Total/cmp.Or(b.cfg.almostFull, almostFull) {
 		all = append(all, condition(backend.Degraded, "StorageAlmostFull",
 			"%d of %d bytes are free: on a full disk, writes to volumes fail: make the disk of %s larger, or delete "+
 				"snapshots or volumes", disk.Free, disk.Total, s.Path())...)
