@@ -56,9 +56,9 @@ func TestAVolumeThatIsAttachedIsNotDeleted(t *testing.T) {
 		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the provisioner says that it cannot delete what is attached", func(ctx context.Context) error {
+	until(t, "the provisioner waits for the detachment, which is no failure since v6.4.0", func(ctx context.Context) error {
 		events, err := world.Kube.CoreV1().Events("").List(ctx,
-			metav1.ListOptions{FieldSelector: "reason=VolumeFailedDelete,involvedObject.name=" + volume.Name})
+			metav1.ListOptions{FieldSelector: "type=Normal,reason=VolumeDelete,involvedObject.name=" + volume.Name})
 		if err == nil && !slices.ContainsFunc(events.Items,
 			func(e corev1.Event) bool { return strings.Contains(e.Message, "still attached") }) {
 			err = errors.New("no such event")
