@@ -145,7 +145,7 @@ func TestAFileWithALease(t *testing.T) {
 				return err
 			}
 			if !errors.Is(err, ErrLease) {
-				return fmt.Errorf("Open = %v, want ErrLease", err)
+				return errors.Join(errors.New("want ErrLease"), err)
 			}
 			return nil
 		})

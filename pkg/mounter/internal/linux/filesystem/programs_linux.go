@@ -148,11 +148,12 @@ func (p *Programs) Format(ctx context.Context, image *os.File, fsType string) er
 		return err
 	}
 	command := formats[fsType]
+	arguments := command[1:]
 	if info.Size() >= mounter.LargeImage {
-		command = slices.Concat(command, largeSectors[fsType])
+		arguments = slices.Concat(arguments, largeSectors[fsType])
 	}
 	for attempt := 1; ; attempt++ {
-		err := p.tools.Run(ctx, d, tool.Kill, command[0], command[1:]...)
+		err := p.tools.Run(ctx, d, tool.Kill, command[0], arguments...)
 		// mkfs.btrfs opens the loop devices of all mounts, and fails if one is detached meanwhile: btrfs-progs 6.2
 		if attempt == formatAttempts || err == nil || !strings.Contains(err.Error(), "cannot check mount status") {
 			return err
