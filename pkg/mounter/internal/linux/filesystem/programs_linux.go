@@ -133,7 +133,7 @@ func CanFormat(fsType string) error {
 }
 
 // largeSectors are further arguments for an image of at least mounter.LargeImage bytes.
-var largeSectors = map[string][]string{"ext4": {"-b", "4096"}, "xfs": {"-s", "size=4096"}}
+var largeSectors = map[string]string{"ext4": "-b 4096", "xfs": "-s size=4096"}
 
 const formatAttempts = 10
 
@@ -150,7 +150,7 @@ func (p *Programs) Format(ctx context.Context, image *os.File, fsType string) er
 	command := formats[fsType]
 	arguments := command[1:]
 	if info.Size() >= mounter.LargeImage {
-		arguments = slices.Concat(arguments, largeSectors[fsType])
+		arguments = slices.Concat(arguments, strings.Fields(largeSectors[fsType]))
 	}
 	for attempt := 1; ; attempt++ {
 		err := p.tools.Run(ctx, d, tool.Kill, command[0], arguments...)
