@@ -352,3 +352,24 @@ func TestAStagingDirectoryThatIsRenamed(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// TestTheProgressOfACommit: each entry that is moved or removed counts.
+func TestTheProgressOfACommit(t *testing.T) {
+	root := newRoot(t)
+	grow(t, root, "d/a=old", "d/b=old")
+	s, err := NewStaging(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grow(t, s.Root, "d/a=new", "d/b=new", "rest/c=1")
+	d, err := Into(root, Source{Name: "d", Dir: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Commit(s, "d", Files); err != nil || s.Done() != 2 {
+		t.Errorf("after the commit of 2 files: %d, %v", s.Done(), err)
+	}
+	if err := s.Remove(); err != nil || s.Done() != 5 { // rest/c, rest and d
+		t.Errorf("after the removal of the rest: %d, %v", s.Done(), err)
+	}
+}

@@ -12,8 +12,8 @@ import (
 )
 
 // HTTP returns the handler for --http-endpoint. /metrics is for Prometheus; metrics that cannot be
-// collected are left out, logged, and counted in promhttp_metric_handler_errors_total. /healthz succeeds while
-// the process runs. /readyz returns the text of ready, or 503 with its error.
+// collected are left out, logged, and counted in promhttp_metric_handler_errors_total. /healthz
+// succeeds while the process runs. /readyz returns the text of ready, or 503 with its error.
 func HTTP(log *slog.Logger, registry *prometheus.Registry,
 	ready func(context.Context) (string, error)) http.Handler {
 	mux := http.NewServeMux()

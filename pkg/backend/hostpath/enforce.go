@@ -167,8 +167,6 @@ func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 	if v.Kind != directory {
 		return nil
 	}
-	_, class := v.Class[enforceKey]
-	_, mutable := v.Mutable[enforceKey]
 	switch {
 	case v.Enforced:
 		u, err := b.quotaUsage(s, v)
@@ -180,7 +178,7 @@ func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 		}
 		return condition(backend.Degraded, "SizeNotEnforced", "the size of the directory is no longer enforced: %v",
 			err)
-	case v.value(enforceKey) == preferred && (class || mutable): // reported only if the volume asks for a limit
+	case v.asksFor(enforceKey, preferred): // others did not ask for a limit
 		return condition(backend.Degraded, "SizeNotEnforced", "the size of the directory cannot be enforced: %s",
 			"mount the root with project quotas, or enable the quotas of btrfs, and create the volume again")
 	}

@@ -125,12 +125,12 @@ func (v *volume) value(key string) string {
 	return knownMutable[key].standard
 }
 
-// asksForDirectIO reports whether the volume or its class sets direct-io to true: it is the standard,
-// and has no effect on a disk that does not support it.
-func (v *volume) asksForDirectIO() bool {
-	_, class := v.Class[directIOKey]
-	_, mutable := v.Mutable[directIOKey]
-	return (class || mutable) && v.value(directIOKey) == "true"
+// asksFor reports whether the volume or its class sets a parameter to a value, which may be the
+// standard.
+func (v *volume) asksFor(key, value string) bool {
+	_, class := v.Class[key]
+	_, mutable := v.Mutable[key]
+	return (class || mutable) && v.value(key) == value
 }
 
 // mutableOf returns the current values of all parameters of a volume.

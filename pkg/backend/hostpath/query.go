@@ -196,7 +196,7 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 			"start of the driver on: restore the record, or copy the data to a new volume",
 			s.Path(volumesDir, id, recordFile)), nil
 	}
-	if failed && v.asksForDirectIO() {
+	if failed && v.asksFor(directIOKey, "true") {
 		return conditionOf(f), nil
 	}
 	return b.unenforced(s, v), nil
