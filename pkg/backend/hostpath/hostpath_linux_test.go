@@ -23,6 +23,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/mounter/host"
+	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // noNamespace is the reason why tests that mount cannot run, or nil.
@@ -534,6 +535,46 @@ func TestDirectIOAfterASnapshot(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestThePageCacheHidesNoOtherCondition, and is one only for a volume that asks for direct I/O.
+func TestThePageCacheHidesNoOtherCondition(t *testing.T) {
+	t.Parallel()
+	for _, asks := range []bool{true, false} {
+		w := newWorld(t)
+		b, fake := w.open(), w.cfg.Images.(*mountertest.Fake)
+		o := backend.CreateOptions{Name: "v", Required: 8 << 20, Access: []backend.Access{{}},
+			Parameters: map[string]string{kindKey: string(image)}}
+		if asks {
+			o.Parameters[directIOKey] = "true"
+		}
+		v, err := b.Create(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.attach(b, fake, v)
+		fake.Failures = map[string]mounter.Failure{w.path(volumesDir, v.ID, imageFile): {Kind: mounter.PageCached}}
+		want := func(reasons ...string) {
+			t.Helper()
+			var got []string
+			sick, err := b.Health(t.Context(), v.ID)
+			for _, c := range sick {
+				got = append(got, c.Reason)
+			}
+			if err != nil || !slices.Equal(got, reasons) {
+				t.Errorf("it asks for direct I/O: %v: Health = %v, %v, want %v", asks, got, err, reasons)
+			}
+		}
+		if asks {
+			want("DirectIOOff")
+		} else {
+			want()
+		}
+		if err := os.Remove(w.path(volumesDir, v.ID, recordFile)); err != nil {
+			t.Fatal(err)
+		}
+		want("RecordMissing")
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
-	"github.com/causeway-csi/causeway/pkg/mounter/mountertest"
 )
 
 // trims records the calls of Trim.
@@ -107,46 +105,6 @@ func (w *world) createImage(b *Backend, name string, a backend.Access) backend.V
 		w.Fatal(err)
 	}
 	return v
-}
-
-// TestThePageCacheHidesNoOtherCondition, and is one only for a volume that asks for direct I/O.
-func TestThePageCacheHidesNoOtherCondition(t *testing.T) {
-	t.Parallel()
-	for _, asks := range []bool{true, false} {
-		w := newWorld(t)
-		b, fake := w.open(), w.cfg.Images.(*mountertest.Fake)
-		o := backend.CreateOptions{Name: "v", Required: 8 << 20, Access: []backend.Access{{}},
-			Parameters: map[string]string{kindKey: string(image)}}
-		if asks {
-			o.Parameters[directIOKey] = "true"
-		}
-		v, err := b.Create(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.attach(b, fake, v)
-		fake.Failures = map[string]mounter.Failure{w.path(volumesDir, v.ID, imageFile): {Kind: mounter.PageCached}}
-		want := func(reasons ...string) {
-			t.Helper()
-			var got []string
-			sick, err := b.Health(t.Context(), v.ID)
-			for _, c := range sick {
-				got = append(got, c.Reason)
-			}
-			if err != nil || !slices.Equal(got, reasons) {
-				t.Errorf("it asks for direct I/O: %v: Health = %v, %v, want %v", asks, got, err, reasons)
-			}
-		}
-		if asks {
-			want("DirectIOOff")
-		} else {
-			want()
-		}
-		if err := os.Remove(w.path(volumesDir, v.ID, recordFile)); err != nil {
-			t.Fatal(err)
-		}
-		want("RecordMissing")
-	}
 }
 
 // TestFailedTrims: an error is reported for each image, or for one if no image can be trimmed. A
