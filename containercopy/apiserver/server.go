@@ -41,6 +41,7 @@ func Configure(c *server.Config) {
 	c.OpenAPIConfig = server.DefaultOpenAPIConfig(definitions, namer)
 	c.OpenAPIV3Config = server.DefaultOpenAPIV3Config(definitions, namer)
 	c.OpenAPIConfig.Info.Title, c.OpenAPIV3Config.Info.Title = "Container copy", "Container copy"
+	c.BuildHandlerChainFunc = limitUsers
 	c.LongRunningFunc = filters.BasicLongRunningRequestCheck(sets.NewString("watch", "proxy"),
 		sets.NewString(options.Proxy))
 }
