@@ -332,7 +332,7 @@ func elsewhere(b *linuxtest.Bench, m mounter.Mount) (end func()) {
 	end = sync.OnceFunc(func() {
 		stdin.Close()
 		cmd.Wait() // its read fails
-		await.True(b.T, "the device goes", func() bool { return len(b.Loops()) == 0 })
+		b.WaitForLoops(0)
 	})
 	b.T.Cleanup(end)
 	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
@@ -826,7 +826,7 @@ func TestTheNextMounterThawsWhenTheHelperDiedToo(t *testing.T) {
 				restart(b)
 				restart(b)
 				if unmounted {
-					await.True(t, "the device goes", func() bool { return len(b.Loops()) == 0 })
+					b.WaitForLoops(0)
 					b.MustMount(m, b.Path("staging"))
 				} else {
 					w.GoesOn(t)

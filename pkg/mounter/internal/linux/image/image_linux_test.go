@@ -609,9 +609,7 @@ func TestDetachOfADiskThatAnotherProgramUnmounted(t *testing.T) {
 			}
 			detach("")
 			used()
-			if left := b.Loops(); len(left) != 0 {
-				t.Errorf("restarted %v: attached: %v", restarted, left)
-			}
+			b.WaitForLoops(0)
 		}
 	}
 }
@@ -664,8 +662,6 @@ func TestStaleNodeIsNoUseOfAnotherDisk(t *testing.T) {
 	if got, err := b.MountPointsOf(other.Source); err != nil || len(got) != 0 {
 		t.Errorf("MountPointsOf after the unmount = %v, %v", got, err)
 	}
-	if left := b.Loops(); len(left) != 0 {
-		t.Errorf("attached: %v", left)
-	}
+	b.WaitForLoops(0)
 	b.MustUnmount(stale)
 }

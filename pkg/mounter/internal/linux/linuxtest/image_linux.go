@@ -3,6 +3,7 @@ package linuxtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -35,9 +36,7 @@ func NewLoopBench(t *testing.T) *Bench {
 	}
 	b.Storage = filepath.Join(testdisk.Dir(t), "storage")
 	Mkdir(t, b.Storage)
-	t.Cleanup(func() {
-		await.True(t, "nothing is attached any more", func() bool { return len(b.Loops()) == 0 })
-	})
+	t.Cleanup(func() { b.WaitForLoops(0) })
 	return b
 }
 
@@ -52,6 +51,17 @@ func (b *Bench) Loops() []string {
 		name, _ := os.ReadFile(file) // fails if the device was just detached
 		return !strings.HasPrefix(string(name), b.Storage)
 	})
+}
+
+// WaitForLoops waits until n devices are attached, and returns them. A device that another process of
+// the machine has open stays attached for a moment after it is unmounted.
+func (b *Bench) WaitForLoops(n int) (loops []string) {
+	b.T.Helper()
+	await.True(b.T, fmt.Sprintf("%d devices are attached", n), func() bool {
+		loops = b.Loops()
+		return len(loops) == n
+	})
+	return loops
 }
 
 // Image creates the file of an image, with a filesystem unless fsType is "".

@@ -221,7 +221,7 @@ func TestConcurrentMountsAttachAnImageOnce(t *testing.T) {
 				b.MustUnmount(b.Path(fmt.Sprint(i, "-", j)))
 			}
 		}
-		await.True(t, "nothing is attached any more", func() bool { return len(b.Loops()) == 0 })
+		b.WaitForLoops(0)
 	}
 }
 

@@ -19,11 +19,8 @@ import (
 // read-ahead in bytes.
 func tuned(b *linuxtest.Bench) (buffered bool, readAhead int) {
 	b.T.Helper()
-	loops := b.Loops()
-	if len(loops) != 1 {
-		b.T.Fatalf("attached: %v, want one device", loops)
-	}
-	dev, err := os.Open("/dev/" + filepath.Base(filepath.Dir(filepath.Dir(loops[0]))))
+	attached := b.WaitForLoops(1)[0]
+	dev, err := os.Open("/dev/" + filepath.Base(filepath.Dir(filepath.Dir(attached))))
 	if err != nil {
 		b.T.Fatal(err)
 	}
