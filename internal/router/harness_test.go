@@ -1,7 +1,6 @@
 package router
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/internal/peer"
 	"github.com/causeway-csi/causeway/internal/peertls"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -108,7 +108,10 @@ func (c *cluster) listen(address string) net.Listener {
 	if c.wires != nil {
 		return c.wires.listen(address)
 	}
-	l, err := net.Listen("tcp", cmp.Or(address, "127.0.0.1:0"))
+	if address == "" {
+		address = freeport.Must(c) // also for the next start of the same node
+	}
+	l, err := net.Listen("tcp", address)
 	if err != nil {
 		c.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/causeway-csi/causeway/internal/await"
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/winetest"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -273,12 +274,7 @@ func (d *testDriver) endpoint() string {
 	case !overTCP:
 		return "unix://" + filepath.Join(d.dir, "csi.sock")
 	case d.tcp == "":
-		l, err := net.Listen("tcp", "127.0.0.1:0") // for a free port
-		if err != nil {
-			d.Fatal(err)
-		}
-		defer l.Close()
-		d.tcp = l.Addr().String()
+		d.tcp = freeport.Must(d)
 	}
 	return "tcp://" + d.tcp
 }

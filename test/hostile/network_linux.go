@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/freeport"
 	"github.com/causeway-csi/causeway/test/figures"
 )
 
@@ -23,7 +24,7 @@ const (
 // idleConnections: clients of the endpoint for metrics send nothing, and connect again after they
 // are dropped.
 func idleConnections(ctx context.Context, b *bench) error {
-	address, err := freeAddress()
+	address, err := freeport.Address()
 	if err != nil {
 		return err
 	}
@@ -52,15 +53,6 @@ func idleConnections(ctx context.Context, b *bench) error {
 		figures.Status(w.cmd.Process.Pid, "VmRSS"), was)
 	disconnect()
 	return w.end(ctx, nil)
-}
-
-// freeAddress returns an address on which nothing listens.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
 }
 
 // keepConnecting keeps n connections open that send nothing, until disconnect is called.

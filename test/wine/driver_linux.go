@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +15,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/causeway-csi/causeway/internal/freeport"
 )
 
 // Directories of the driver, in Wine.
@@ -74,12 +75,10 @@ func runDriver(ctx context.Context, p *prefix, want specs) (result *row, err err
 
 // start starts the driver, and waits until it is ready.
 func (s *server) start(ctx context.Context) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // for a free port
-	if err != nil {
+	var err error
+	if s.address, err = freeport.Address(); err != nil {
 		return err
 	}
-	s.address = l.Addr().String()
-	l.Close()
 	s.cmd = s.p.command(ctx, "wine", s.program, "--endpoint=tcp://"+s.address, "--allow-tcp", "--node-id=node-1",
 		"--kubelet-dir="+kubelet, "--root="+root, "--init-root")
 	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
