@@ -10,14 +10,14 @@ NEED = @./hack/packages
 ifndef CAUSEWAY_MUST_MOUNT
 export CAUSEWAY_MUST_MOUNT := $(shell ./hack/mounts)
 endif
-# Tests often wait for disks: three packages for each core keep the cores busy.
-PACKAGES = $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN || echo 2))
+# Tests often wait for disks: two packages for each core keep the cores busy. More would delay each other.
+PACKAGES = $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN || echo 2))
 # Only a test that hangs meets this limit, on any machine: go test then prints the stacks. Suites that take longer have a limit of their own.
 HANGS = -timeout 40m
 # Without debug information a test's program is linked in two thirds of the time.
 LINK = -ldflags=-w
 # The packages with the longest tests come first: at the end, a core would wait for them.
-LONG = ./pkg/mounter/... ./pkg/backend/hostpath/... ./pkg/backend/smb/... ./test/crash/... ./pkg/...
+LONG = ./pkg/backend/smb/... ./pkg/backend/hostpath/... ./pkg/mounter/... ./test/crash/... ./pkg/...
 
 # The modules, as go.work lists them: the root, the examples, sidecars and these. Separate modules keep the product's go.mod
 # small. Tests of these modules run on Linux.
