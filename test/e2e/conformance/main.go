@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -359,12 +360,30 @@ func (c *collector) storage(ctx context.Context, dir string) error {
 		return err
 	}
 	c.report.Runs = append(c.report.Runs, kept...)
+	c.countCommits(ctx)
 	for name, version := range former.Versions {
 		if _, ok := c.report.Versions[name]; !ok && len(kept) > 0 {
 			c.report.Versions[name] = version
 		}
 	}
 	return nil
+}
+
+// countCommits counts the commits after the driver of each earlier run.
+func (c *collector) countCommits(ctx context.Context) {
+	for i := range c.report.Runs {
+		run, head := &c.report.Runs[i], strings.TrimSuffix(c.report.Commit, "+")
+		if run.Commit == "" || run.Commit == c.report.Commit {
+			continue
+		}
+		n, err := c.command(ctx, "git", "rev-list", "--count", run.Commit+".."+head).Output()
+		if err == nil {
+			run.Before, err = strconv.Atoi(strings.TrimSpace(string(n)))
+		}
+		if err != nil {
+			run.Problems = append(run.Problems, fmt.Sprintf("the commits after %s: %v", run.Commit, err))
+		}
+	}
 }
 
 // results reads the results below dir, as test/e2e writes them.

@@ -31,6 +31,8 @@ type Run struct {
 	OS            string `json:"os"`
 	Configuration string `json:"configuration"`
 	Commit        string `json:"commit,omitempty"` // of the driver, if it differs from the report's
+	// Before is how many commits of the report's driver are missing in that of the run.
+	Before int `json:"commitsBefore,omitempty"`
 	// Times is how often it was run, where that was counted. A test has passed that passed each
 	// time, and times are medians.
 	Times      int     `json:"times,omitempty"`
@@ -98,6 +100,9 @@ func without(parts, runs []Run) []Run {
 	})
 }
 
+// kinds are those of backends that have one kind of volume.
+var kinds = map[string]string{"smb": "share", "attached": "attached disk"}
+
 // storage combines runs of the external-storage suite with a configuration into a Run. A spec with
 // different results has failed.
 func storage(runs []result.Result) Run {
@@ -106,7 +111,7 @@ func storage(runs []result.Result) Run {
 	run := Run{
 		Suite: "external-storage", Backend: backend, OS: "linux",
 		Configuration: fmt.Sprintf("%s, %s, %d nodes (%s), %d at once",
-			cmp.Or(kind, "share"), r.Scope, r.Nodes, r.Provider, r.Procs),
+			cmp.Or(kind, kinds[backend]), r.Scope, r.Nodes, r.Provider, r.Procs),
 		Commit: r.Versions["driver"], Times: len(runs),
 		Seconds:    median(runs, func(r result.Result) float64 { return r.Seconds }),
 		CPUSeconds: median(runs, func(r result.Result) float64 { return r.CPU.Machine }), SpecSeconds: map[string]float64{},
@@ -272,7 +277,7 @@ func (r Report) page() string {
 		}
 		configuration := run.Configuration
 		if run.Commit != "" && run.Commit != r.Commit {
-			configuration += ", of `" + run.Commit + "`"
+			configuration += fmt.Sprintf(", of `%s`, %d commits before", run.Commit, run.Before)
 		}
 		if run.Times > 1 {
 			configuration += fmt.Sprintf(", each of %d times", run.Times)

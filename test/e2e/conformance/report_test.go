@@ -116,6 +116,21 @@ func TestSharesAreNotRunUntilThereIsAResult(t *testing.T) {
 	}
 }
 
+// TestTheAgeOfARun: a row of another commit than the page's has the number of commits between them.
+func TestTheAgeOfARun(t *testing.T) {
+	run := storage([]result.Result{{Configuration: "attached", Scope: "full", Nodes: 2, Provider: "local", Procs: 4,
+		Versions: map[string]string{"driver": "old"}, Specs: []result.Spec{{Name: "one", State: result.Passed}}}})
+	run.Before = 12
+	page := Report{Commit: "new", Runs: []Run{run}}.page()
+	if want := "| attached disk, full, 2 nodes (local), 4 at once, of `old`, 12 commits before |"; !strings.Contains(page, want) {
+		t.Errorf("no %q on the page:\n%s", want, page)
+	}
+	run.Commit = "new"
+	if page := (Report{Commit: "new", Runs: []Run{run}}).page(); strings.Contains(page, "before") {
+		t.Errorf("the same commit has an age:\n%s", page)
+	}
+}
+
 // TestRunsOfOneConfiguration: a result that differs between runs is flaky, also if the last run
 // passed.
 func TestRunsOfOneConfiguration(t *testing.T) {
