@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/sharesim"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 var errLost = fmt.Errorf("%w: the connection was lost", backend.ErrUnavailable)
@@ -387,6 +388,28 @@ func TestADeletionKeepsTheSpaceOfTheReserve(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFullSourcesDoNotWaitForEachOther: a deletion that uses the reserve of a source holds up those of
+// the same source, however it is written, and no other.
+func TestFullSourcesDoNotWaitForEachOther(t *testing.T) {
+	simulate(t, func(w *simulation) {
+		b := w.open()
+		lockOf := func(source string) chan struct{} {
+			parsed, err := mounter.ParseShare(source)
+			if err != nil {
+				w.Fatal(err)
+			}
+			return (&store{Backend: b, source: parsed}).reserveLock()
+		}
+		one := lockOf("//server/share/one")
+		if lockOf("//server/share/one") != one || lockOf("//SERVER/Share/One") != one {
+			w.Error("a source has two locks")
+		}
+		if lockOf("//server/share/two") == one || lockOf("//server/other/one") == one {
+			w.Error("two sources have one lock")
+		}
+	})
 }
 
 // TestTheTrashOfAFileThatStays: an entry of the trash that cannot be removed does not stop the
