@@ -108,10 +108,19 @@ func (b *Bench) Mkdir(path string) {
 	}
 }
 
+// mount calls Mount, again while the devices of other tests do not answer, unless that is wanted.
+func (b *Bench) mount(m mounter.Mount, path string, want error) error {
+	b.T.Helper()
+	if errors.Is(want, mounter.ErrNoAnswer) {
+		return b.Mount(context.Background(), m, path)
+	}
+	return Answered(b.T, func() error { return b.Mount(context.Background(), m, path) })
+}
+
 // MustMount mounts m at path.
 func (b *Bench) MustMount(m mounter.Mount, path string) {
 	b.T.Helper()
-	if err := b.Mount(context.Background(), m, path); err != nil {
+	if err := b.mount(m, path, nil); err != nil {
 		b.T.Fatalf("Mount(%+v, %s): %v", m, path, err)
 	}
 	host := b.Host // a test may replace b.Host
@@ -121,7 +130,7 @@ func (b *Bench) MustMount(m mounter.Mount, path string) {
 // Refused checks that a mount fails with an error, and leaves nothing.
 func (b *Bench) Refused(m mounter.Mount, path string, want error) {
 	b.T.Helper()
-	if err := b.Mount(context.Background(), m, path); !errors.Is(err, want) {
+	if err := b.mount(m, path, want); !errors.Is(err, want) {
 		b.T.Fatalf("Mount(%+v, %s) = %v, want %v", m, path, err, want)
 	}
 }
@@ -129,7 +138,11 @@ func (b *Bench) Refused(m mounter.Mount, path string, want error) {
 // IsMounted reports whether m is mounted at path.
 func (b *Bench) IsMounted(m mounter.Mount, path string) bool {
 	b.T.Helper()
-	yes, err := b.Mounted(context.Background(), m, path)
+	var yes bool
+	err := Answered(b.T, func() (err error) {
+		yes, err = b.Mounted(context.Background(), m, path)
+		return err
+	})
 	if err != nil {
 		b.T.Fatalf("Mounted(%s): %v", path, err)
 	}
