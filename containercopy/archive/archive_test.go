@@ -5,10 +5,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -386,4 +388,89 @@ func FuzzUnpack(f *testing.F) {
 			}
 		}
 	})
+}
+
+// atEnd calls f before the end of a stream is read.
+type atEnd struct {
+	io.Reader
+	f func()
+}
+
+func (r *atEnd) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if errors.Is(err, io.EOF) && r.f != nil {
+		r.f()
+		r.f = nil
+	}
+	return n, err
+}
+
+// TestLargePaxHeaders: a link or a directory that is kept until the end holds its own texts, and not
+// the header of 1 MiB that they came in.
+func TestLargePaxHeaders(t *testing.T) {
+	const entries = 64
+	var data bytes.Buffer
+	w := tar.NewWriter(&data)
+	for i := range entries {
+		h := &tar.Header{Name: fmt.Sprint("é/", i), Linkname: "é", Typeflag: tar.TypeSymlink, Mode: 0o644,
+			PAXRecords: map[string]string{"comment": strings.Repeat("x", 1<<20-200)}}
+		switch i % 3 {
+		case 1:
+			h.Typeflag, h.Linkname = tar.TypeDir, ""
+		case 2:
+			h.Typeflag, h.Linkname, h.Name = tar.TypeReg, "", h.Name+"/f"
+		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	used := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before, grown := used(), int64(0)
+	counts, err := Unpack(t.Context(), &atEnd{&data, func() { grown = int64(used()) - int64(before) }}, root,
+		UnpackOptions{Limits: DefaultLimits(), Links: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data.Reset() // which has been in memory all the time
+	if limit := int64(entries / 4 << 20); counts.Entries < entries || grown > limit {
+		t.Errorf("%+v: %d bytes more are in use at the end, want at most %d", counts, grown, limit)
+	}
+}
+
+// TestTimesOutOfRange: a file of the year 10000 does not become one of 1901.
+func TestTimesOutOfRange(t *testing.T) {
+	for at, years := range map[int64][2]int{253402300800: {2038, 2262}, -253402300800: {1677, 1901}, 0: {1970, 1970}} {
+		var data bytes.Buffer
+		w := tar.NewWriter(&data)
+		h := &tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, ModTime: time.Unix(at, 0), Format: tar.FormatPAX}
+		if err := errors.Join(w.WriteHeader(h), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		root, err := os.OpenRoot(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer root.Close()
+		_, err = Unpack(t.Context(), &data, root, UnpackOptions{Limits: DefaultLimits(), Times: true})
+		info, statErr := root.Stat("f")
+		if err = errors.Join(err, statErr); err != nil {
+			t.Fatal(err)
+		}
+		if got := info.ModTime().UTC().Year(); got < years[0] || got > years[1] { // filesystems have limits of their own
+			t.Errorf("mtime %d: the file is of the year %d, want %d", at, got, years)
+		}
+	}
 }

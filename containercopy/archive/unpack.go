@@ -261,7 +261,8 @@ func split(path string) (parent, name string) {
 	return "", path
 }
 
-// keep holds the header of a link or a directory until the end.
+// keep holds the header of a link or a directory until the end. It copies the texts: those of a pax
+// header are a part of it, and would hold all of its 1 MiB.
 func (u *unpacker) keep(where map[string]*tar.Header, path string, h *tar.Header) error {
 	const overhead = 300 // bytes of a header and of an entry of a map
 	if _, counted := where[path]; !counted {
@@ -274,11 +275,12 @@ func (u *unpacker) keep(where map[string]*tar.Header, path string, h *tar.Header
 		return fmt.Errorf("%w: the paths of links and directories need more than %d bytes", ErrLimit,
 			u.budget.limits.Pending)
 	}
+	path = strings.Clone(path) // also of a known one: the map takes the key of the last assignment
 	if h == nil {
 		where[path] = nil
 		return nil
 	}
-	where[path] = &tar.Header{Linkname: h.Linkname, Mode: h.Mode, ModTime: h.ModTime, Uid: h.Uid, Gid: h.Gid}
+	where[path] = &tar.Header{Linkname: strings.Clone(h.Linkname), Mode: h.Mode, ModTime: h.ModTime, Uid: h.Uid, Gid: h.Gid}
 	return nil
 }
 
@@ -416,11 +418,23 @@ func (u *unpacker) attributes(f *os.File, h *tar.Header) error {
 	return nil
 }
 
+// firstTime and lastTime are the times that [os.Root.Chtimes] can set, as it counts nanoseconds in 64
+// bits.
+var firstTime, lastTime = time.Unix(0, math.MinInt64), time.Unix(0, math.MaxInt64)
+
+// times sets the time of modification, or the nearest that can be set.
 func (u *unpacker) times(dir *os.Root, name string, h *tar.Header) error {
 	if !u.options.Times {
 		return nil
 	}
-	return dir.Chtimes(name, time.Time{}, h.ModTime)
+	modified := h.ModTime
+	switch {
+	case modified.Before(firstTime):
+		modified = firstTime
+	case modified.After(lastTime):
+		modified = lastTime
+	}
+	return dir.Chtimes(name, time.Time{}, modified)
 }
 
 // finish makes the links, and then sets the attributes of the directories, the deepest first.
