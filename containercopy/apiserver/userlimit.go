@@ -4,12 +4,16 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"sync"
 
 	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/server"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/utils/lru"
 
 	"github.com/causeway-csi/causeway/containercopy/api/options"
@@ -25,12 +29,19 @@ const (
 	maxUsers = 4096
 )
 
+// refused counts the refusals of all users: they come before the audit.
+var refused = metrics.NewCounter(&metrics.CounterOpts{Name: "container_copy_refused_requests_total",
+	Help: "Requests over the limit of a user.", StabilityLevel: metrics.ALPHA})
+
+func init() { legacyregistry.MustRegister(refused) }
+
 // probes are answered without a limit: the kubelet shares its user with every anonymous client.
 var probes = []string{"/healthz", "/livez", "/readyz"}
 
 // userLimit limits the requests of each user.
 type userLimit struct {
 	authenticator authenticator.Request
+	mu            sync.Mutex // of the first request of a user
 	users         *lru.Cache // of *rate.Limiter, by name
 }
 
@@ -56,8 +67,10 @@ func (l *userLimit) filter(next http.Handler) http.Handler {
 		// An authenticator removes the headers that it has read.
 		resp, ok, err := l.authenticator.AuthenticateRequest(r.Clone(r.Context()))
 		if err == nil && ok && !l.limiter(resp.User.GetName()).Allow() {
+			refused.Inc()
+			w.Header().Set("Connection", "close") // with HTTP/2, the end of a connection that floods
 			refusal := apierrors.NewTooManyRequests(fmt.Sprintf("more than %d requests in a second from user %q: "+
-				"container copy has a limit for each user", userRate, resp.User.GetName()), 1)
+				"container copy has a limit for each user, and for the service accounts of each namespace", userRate, resp.User.GetName()), 1)
 			responsewriters.ErrorNegotiated(refusal, Codecs, options.Version, w, r)
 			return
 		}
@@ -65,8 +78,14 @@ func (l *userLimit) filter(next http.Handler) http.Handler {
 	})
 }
 
-// limiter returns the limiter of a user. Two first requests at once can have two of them.
+// limiter returns the limiter of a user. The service accounts of a namespace have one together: a tenant
+// can make any number of them.
 func (l *userLimit) limiter(user string) *rate.Limiter {
+	if namespace, _, err := serviceaccount.SplitUsername(user); err == nil {
+		user = serviceaccount.MakeNamespaceGroupName(namespace)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if known, ok := l.users.Get(user); ok {
 		return known.(*rate.Limiter)
 	}

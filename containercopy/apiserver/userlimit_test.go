@@ -4,6 +4,8 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,6 +58,9 @@ func TestAUserOverTheLimit(t *testing.T) {
 			{"eve", "/random", 1, http.StatusTooManyRequests},
 			{"eve", "/readyz", 3, http.StatusTeapot},
 			{"bob", fromPath("ns", "p"), userBurst, http.StatusTeapot},
+			{"system:serviceaccount:team:one", fromPath("ns", "p"), userBurst, http.StatusTeapot},
+			{"system:serviceaccount:team:two", fromPath("ns", "p"), 1, http.StatusTooManyRequests},
+			{"system:serviceaccount:other:one", fromPath("ns", "p"), 1, http.StatusTeapot},
 			{"", fromPath("ns", "p"), 3, http.StatusUnauthorized},
 		} {
 			for i := range step.times {
@@ -64,11 +69,12 @@ func TestAUserOverTheLimit(t *testing.T) {
 				}
 			}
 		}
-		if want := 2*userBurst + 3; authorized != want {
+		if want := 3*userBurst + 4; authorized != want {
 			t.Errorf("%d requests asked the authorizer, want %d", authorized, want)
 		}
-		if again := ask("eve", fromPath("ns", "p")).Header().Get("Retry-After"); again != "1" {
-			t.Errorf("Retry-After = %q", again)
+		head := ask("eve", fromPath("ns", "p")).Header()
+		if head.Get("Retry-After") != "1" || head.Get("Connection") != "close" {
+			t.Errorf("the header of a refusal is %v", head)
 		}
 		time.Sleep(time.Second)
 		for i := range userRate + 1 {
@@ -79,6 +85,26 @@ func TestAUserOverTheLimit(t *testing.T) {
 			if got := ask("eve", fromPath("ns", "p")); got.Code != want {
 				t.Errorf("request %d after a second: %d, want %d", i+1, got.Code, want)
 			}
+		}
+	})
+}
+
+// TestFirstRequestsAtOnce share one limit.
+func TestFirstRequestsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newUserLimit(nil)
+		var group sync.WaitGroup
+		var allowed atomic.Int32
+		for range 4 * userBurst {
+			group.Go(func() {
+				if l.limiter("eve").Allow() {
+					allowed.Add(1)
+				}
+			})
+		}
+		group.Wait()
+		if n := allowed.Load(); n != userBurst {
+			t.Errorf("%d requests pass, want %d", n, userBurst)
 		}
 	})
 }
