@@ -72,8 +72,9 @@ func (s *store) overlapsOnServer(ctx context.Context, v *records.Volume) error {
 }
 
 // isReachedThrough reports whether a new file in the directory of v is there, too, if the path of
-// another volume takes the place of the first elements of the path. It reports true if no file can
-// be made.
+// another volume takes the place of the first elements of the path. It reports true if that cannot be
+// known: no file can be made, or looked up, or a program of a pod removes the new file, as one that
+// mirrors a directory does.
 func (s *store) isReachedThrough(ctx context.Context, v, other *records.Volume) (bool, error) {
 	mine, theirs := strings.Split(v.SubDir, "/"), strings.Split(other.SubDir, "/")
 	n := min(len(mine), len(theirs))
@@ -87,12 +88,20 @@ func (s *store) isReachedThrough(ctx context.Context, v, other *records.Volume) 
 		return false, err
 	}
 	_, err = s.share.Stat(ctx, path.Join(s.path(alias), probe))
-	is := err == nil
-	return is, errors.Join(ignore(err, fs.ErrNotExist), s.share.Remove(ctx, file))
+	is := err == nil || errors.Is(err, backend.ErrDenied)
+	if errors.Is(err, fs.ErrNotExist) {
+		_, err = s.share.Stat(ctx, file)
+		is = errors.Is(err, fs.ErrNotExist)
+	}
+	if is {
+		err = nil
+	}
+	return is, errors.Join(err, s.share.Remove(ctx, file))
 }
 
 // isNoSource returns backend.ErrPrecondition if the directory of v is the source of other volumes,
-// or is around a source in the file of shares.
+// or is around a source in the file of shares. A file or a directory that a pod has made under the name
+// of a source's records is no source.
 func (s *store) isNoSource(ctx context.Context, v *records.Volume) error {
 	dir := s.source
 	dir.Path = s.path(v.SubDir)
@@ -104,10 +113,11 @@ func (s *store) isNoSource(ctx context.Context, v *records.Volume) error {
 		return fmt.Errorf("%w: %s is around the source %s: choose another subDir", backend.ErrPrecondition, dir,
 			sources[inside])
 	}
-	_, err := s.share.Stat(ctx, path.Join(dir.Path, records.MetaDir))
-	if err == nil {
-		return fmt.Errorf("%w: %s is the source of other volumes: delete these first, or choose another subDir",
-			backend.ErrPrecondition, dir)
+	e, err := s.share.Stat(ctx, path.Join(dir.Path, records.MetaDir, records.VolumesDir))
+	if err == nil && e.Dir {
+		return fmt.Errorf("%w: %s is the source of other volumes: delete these first, or choose another subDir. If it "+
+			"never was a source, a pod has made %s there: move that to another place", backend.ErrPrecondition, dir,
+			path.Join(records.MetaDir, records.VolumesDir))
 	}
 	return ignore(err, fs.ErrNotExist)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -130,6 +131,24 @@ func TestSourcesAndVolumesAreApart(t *testing.T) {
 		t.Errorf("Delete of a volume that is a source: %v, want ErrPrecondition", err)
 	}
 	w.holds("precious", "teams", "one", "own", "inner", "file")
+}
+
+// TestAFileNamedLikeRecords: a pod that makes a file or a directory under the name of a source's records
+// stops no deletion, and no other volume that shares the directory.
+func TestAFileNamedLikeRecords(t *testing.T) {
+	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
+	b := w.open()
+	own := w.create(b, w.claimed("pvc-1"))
+	if err := errors.Join(os.Mkdir(w.path("pvc-1", records.MetaDir), 0o777), os.Mkdir(w.path("together"), 0o777),
+		os.WriteFile(w.path("together", ".CauseWay"), nil, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	w.create(b, w.claimed("pvc-3", subDirKey, "together", existingKey, "use"))
+	deleteUntil(t, b, own.ID)
+	w.emptyTrash(b)
+	if names := w.entries(); !slices.Equal(names, []string{"together"}) {
+		t.Errorf("left: %q", names)
+	}
 }
 
 // TestAFilesystemThatIsNotMounted: the server exports an empty directory, because the filesystem

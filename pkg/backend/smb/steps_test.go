@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -12,9 +13,11 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/sharesim"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 var errLost = fmt.Errorf("%w: the connection was lost", backend.ErrUnavailable)
@@ -667,5 +670,72 @@ func (w reuse) useAgain(second *Backend, id string) {
 		deleteUntil(w.simulation, second, v.ID)
 	} else if !errors.Is(newErr, backend.ErrPrecondition) {
 		w.Errorf("Create = %v", newErr)
+	}
+}
+
+// TestAProbeThatSaysNothing: the directory of a deleted volume stays if it is not known whether the
+// server takes the name of another volume for the same, as a program of a pod has removed the probe,
+// or the account may not look for it. Else it is deleted.
+func TestAProbeThatSaysNothing(t *testing.T) {
+	const mine, theirs = "cafe\u0301", "caf\u00e9"
+	for name, tc := range map[string]struct {
+		before func(w *simulation, probe string) error
+		kept   bool
+	}{
+		"two directories":  {func(*simulation, string) error { return nil }, false},
+		"removed":          {func(w *simulation, probe string) error { w.removeAll(mine, probe); return nil }, true},
+		"no right to look": {func(*simulation, string) error { return backend.ErrDenied }, true},
+	} {
+		simulate(t, func(w *simulation) {
+			b, p := w.process()
+			ctx := context.Background()
+			first, err := b.Create(ctx, request(w, "pvc-1", subDirKey, mine))
+			if err != nil {
+				w.Fatal(err)
+			}
+			second, err := b.Create(ctx, request(w, "pvc-2", subDirKey, "other"))
+			if err != nil {
+				w.Fatal(err)
+			}
+			w.write("precious", mine, "f")
+			moveRecord(w, b, second.ID, theirs)
+			probes := 0
+			p.Before = func(_, pathname string) error {
+				if base := path.Base(pathname); strings.HasPrefix(base, "causeway-") && strings.Contains(pathname, theirs) {
+					probes++
+					return tc.before(w, base)
+				}
+				return nil
+			}
+			if err := b.Delete(ctx, first.ID, nil); err != nil {
+				w.Errorf("%s: Delete = %v", name, err)
+			}
+			time.Sleep(time.Minute) // for the background
+			if kept := w.exists(mine, "f"); kept != tc.kept || probes == 0 {
+				w.Errorf("%s: the data is kept: %v, want %v; %d probes", name, kept, tc.kept, probes)
+			}
+		})
+	}
+}
+
+// moveRecord gives a volume another directory, as a person can.
+func moveRecord(w *simulation, b *Backend, id, subDir string) {
+	w.Helper()
+	object, err := records.ParseObject(volumeid.Volume, id)
+	if err != nil {
+		w.Fatal(err)
+	}
+	s, err := b.store(context.Background(), w.parsed(), nil, client.Calls)
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer s.close()
+	v, err := s.records().ReadVolume(context.Background(), object)
+	if err == nil {
+		v.SubDir = subDir
+		err = s.records().Replace(context.Background(), records.VolumesDir, records.VolumeFormat, object, v)
+	}
+	if err != nil {
+		w.Fatal(err)
 	}
 }

@@ -21,6 +21,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/causeway-csi/causeway/internal/await"
 	"github.com/causeway-csi/causeway/internal/smbtest"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -96,6 +98,38 @@ func TestACopyIsWhole(t *testing.T) {
 		}
 		if err := s.CopyFile(context.Background(), "from", to, &p); !errors.Is(err, fs.ErrExist) {
 			t.Errorf("a copy to an existing file: %v", err)
+		}
+	}
+}
+
+// TestHolesTakeNoSpace: parts of a large file that have only zeros are not written, at its end neither.
+func TestHolesTakeNoSpace(t *testing.T) {
+	b := serve(t)
+	s := b.open(smbtest.Share)
+	data := content(1<<20 + 1)
+	for _, at := range []int64{0, 5<<20 + 17, serverCopy + 7<<20} {
+		const size = serverCopy + 8<<20 + 5
+		f, err := os.Create(filepath.Join(b.Dir, smbtest.Share, "sparse"))
+		if err == nil {
+			_, err = f.WriteAt(data[:min(int64(len(data)), size-at)], at)
+			err = errors.Join(err, f.Truncate(size), f.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := fmt.Sprint("to-", at)
+		if err := s.CopyFile(context.Background(), "sparse", to, new(Progress)); err != nil {
+			t.Fatal(err)
+		}
+		copied := filepath.Join(b.Dir, smbtest.Share, to)
+		want, wantErr := os.ReadFile(f.Name())
+		got, err := os.ReadFile(copied)
+		if err = errors.Join(wantErr, err); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("data at %d: the copy has other content: %v", at, err)
+		}
+		var info unix.Stat_t
+		if err := unix.Stat(copied, &info); err != nil || info.Blocks*512 > 4<<20 {
+			t.Errorf("data at %d: the copy takes %d bytes, %v, want 4 MiB at most", at, info.Blocks*512, err)
 		}
 	}
 }

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -110,14 +112,6 @@ func (t *tree) checkNames(ctx context.Context, dir string, entries []Entry) erro
 	folded := make(map[string][]string, len(entries))
 	for _, e := range entries {
 		key := FoldName(e.Name)
-		for _, other := range folded[key] {
-			if other == e.Name { // removed and created again during the list, or not UTF-16
-				continue
-			}
-			if err := t.checkPair(ctx, dir, other, e.Name); err != nil {
-				return err
-			}
-		}
 		folded[key] = append(folded[key], e.Name)
 		err := t.checkAlias(ctx, path.Join(dir, e.Name))
 		// The library lists a name that is not UTF-16 with this rune.
@@ -128,7 +122,46 @@ func (t *tree) checkNames(ctx context.Context, dir string, entries []Entry) erro
 			return err
 		}
 	}
+	for _, key := range slices.Sorted(maps.Keys(folded)) {
+		if err := t.checkGroup(ctx, dir, folded[key]); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// checkGroup checks names of a directory that some server takes for one. It creates all of them in the
+// target: a tenant can make thousands of such names, so the requests for a name must not grow with
+// their number.
+func (t *tree) checkGroup(ctx context.Context, dir string, names []string) error {
+	slices.Sort(names)
+	names = slices.Compact(names) // removed and created again during the list, or not UTF-16
+	if len(names) == 1 {
+		return nil
+	}
+	var probes []string
+	var err error
+	for _, name := range names {
+		probe := path.Join(t.target, name)
+		if err = ofCopy(t.CreateMarker(ctx, probe, nil)); err != nil {
+			break
+		}
+		probes = append(probes, probe)
+	}
+	taken := len(probes)
+	for _, probe := range probes {
+		e := Retry(ctx, func() error { return t.Remove(ctx, probe) })
+		err = errors.Join(err, e)
+	}
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	for _, other := range names[:taken] {
+		if err := t.checkPair(ctx, dir, other, names[taken]); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // checkPair checks two names of a directory that some server takes for one: it creates both in the

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"unicode"
 	"unicode/utf8"
@@ -169,7 +170,7 @@ func TestAForbiddenNameStaysAfterARemoval(t *testing.T) {
 // copied. A server that tells the names apart copies both.
 func TestNamesThatTheServerTakesForOne(t *testing.T) {
 	b := serve(t)
-	paths := []string{"docs/README", "docs/readme", "a file"}
+	paths := []string{"docs/R\u200bEADME", "docs/README", "docs/readme", "a file"}
 	b.tree(smbtest.Share, "from", paths...)
 	to := b.tree(smbtest.Share, "to")
 	var p Progress
@@ -190,6 +191,33 @@ func TestNamesThatTheServerTakesForOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.holds(to, paths...)
+}
+
+// TestManyNamesThatAreOneForSomeServer: the requests for such names grow with their number, not with
+// its square. The server tells them apart.
+func TestManyNamesThatAreOneForSomeServer(t *testing.T) {
+	b := serve(t)
+	var names []string
+	for i := range 64 {
+		name := "f"
+		for bit, invisible := range []string{"\u200b", "\u200c", "\u200d", "\u2060", "\u00ad", "\ufe0f"} {
+			if i&(1<<bit) != 0 {
+				name += invisible
+			}
+		}
+		names = append(names, name)
+	}
+	b.tree(smbtest.Share, "from", names...)
+	to := b.tree(smbtest.Share, "to")
+	var operations atomic.Int64
+	b.pool.Before = func(string, string) error { operations.Add(1); return nil }
+	if err := b.open(smbtest.Share).CopyTree(t.Context(), "from", "to", new(Progress)); err != nil {
+		t.Fatal(err)
+	}
+	b.holds(to, names...)
+	if n := operations.Load(); n > int64(20*len(names)) {
+		t.Errorf("%d operations for %d files", n, len(names))
+	}
 }
 
 func TestFoldName(t *testing.T) {

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -151,11 +152,13 @@ func (f *files) content(ctx context.Context, src, dst named, size int64, p *Prog
 }
 
 // stream copies the data through this process. It flushes dst again and again, so that no flush has
-// to write more than flushEvery bytes.
+// to write more than flushEvery bytes. Of a file that the server has not begun to copy, it writes no
+// part that has only zeros: a file with holes would take the space of its size.
 func (f *files) stream(ctx context.Context, src, dst named, size int64, p *Progress) error {
-	buffer := make([]byte, min(chunk, size))
+	buffer, zeros := make([]byte, min(chunk, size)), make([]byte, min(chunk, size))
 	for offset := int64(0); offset < size; {
 		part := buffer[:min(int64(len(buffer)), size-offset)]
+		last := offset+int64(len(part)) == size
 		shorter := false
 		err := f.do(ctx, "copy", src.path, requestLimit, func() error {
 			n, err := src.ReadAt(part, offset)
@@ -163,6 +166,12 @@ func (f *files) stream(ctx context.Context, src, dst named, size int64, p *Progr
 				return nil
 			} else if err != nil && n < len(part) {
 				return err
+			}
+			switch hole := size > serverCopy && bytes.Equal(part, zeros[:len(part)]); {
+			case hole && last:
+				return dst.Truncate(size)
+			case hole:
+				return nil
 			}
 			_, err = dst.WriteAt(part, offset)
 			return err
