@@ -69,8 +69,8 @@ func (l *userLimit) filter(next http.Handler) http.Handler {
 		if err == nil && ok && !l.limiter(resp.User.GetName()).Allow() {
 			refused.Inc()
 			w.Header().Set("Connection", "close") // with HTTP/2, the end of a connection that floods
-			refusal := apierrors.NewTooManyRequests(fmt.Sprintf("more than %d requests in a second from user %q: "+
-				"container copy has a limit for each user, and for the service accounts of each namespace", userRate, resp.User.GetName()), 1)
+			refusal := apierrors.NewTooManyRequests(fmt.Sprintf("more than %d requests in a second from user %q, or "+
+				"from the service accounts of its namespace: container copy has a limit", userRate, resp.User.GetName()), 1)
 			responsewriters.ErrorNegotiated(refusal, Codecs, options.Version, w, r)
 			return
 		}

@@ -280,7 +280,8 @@ func (u *unpacker) keep(where map[string]*tar.Header, path string, h *tar.Header
 		where[path] = nil
 		return nil
 	}
-	where[path] = &tar.Header{Linkname: strings.Clone(h.Linkname), Mode: h.Mode, ModTime: h.ModTime, Uid: h.Uid, Gid: h.Gid}
+	where[path] = &tar.Header{Linkname: strings.Clone(h.Linkname), Mode: h.Mode, ModTime: h.ModTime, Uid: h.Uid,
+		Gid: h.Gid}
 	return nil
 }
 
