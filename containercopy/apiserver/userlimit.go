@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -20,8 +21,9 @@ import (
 )
 
 const (
-	// A request of a copy asks the cluster's API server three times, which this server may do 300 times
-	// in a second for all users (cmd/apiserver): one user gets a fifth.
+	// A copy asks the cluster's API server for the pod, its namespace and the agents, which this server may
+	// do 300 times in a second for all users (cmd/apiserver): one user gets a fifth. Two more questions, of
+	// the authorization, have a client of their own with 200 in a second.
 	userRate = 20 // requests in a second
 	// userBurst requests come at once after a pause, such as one kubectl copy for each pod of a node.
 	userBurst = 100
@@ -40,41 +42,61 @@ var probes = []string{"/healthz", "/livez", "/readyz"}
 
 // userLimit limits the requests of each user.
 type userLimit struct {
-	authenticator authenticator.Request
-	mu            sync.Mutex // of the first request of a user
-	users         *lru.Cache // of *rate.Limiter, by name
+	authentication server.AuthenticationInfo
+	mu             sync.Mutex // makes Get and Add of users one step
+	users          *lru.Cache // of *rate.Limiter, by name
 }
 
 // limitUsers is the chain of filters of the generic server behind a limit for each user. The limit
 // comes before authorization, which asks the cluster's API server. Kubernetes' own limit, priority
 // and fairness, lets requests of streams pass.
 func limitUsers(api http.Handler, c *server.Config) http.Handler {
-	return newUserLimit(c.Authentication.Authenticator).filter(server.DefaultBuildHandlerChain(api, c))
+	inner := *c
+	inner.Authentication.Authenticator = authenticator.RequestFunc(authenticated)
+	l := newUserLimit(c.Authentication)
+	return l.filter(server.DefaultBuildHandlerChain(api, &inner))
 }
 
-func newUserLimit(a authenticator.Request) *userLimit {
-	return &userLimit{authenticator: a, users: lru.New(maxUsers)}
+func newUserLimit(a server.AuthenticationInfo) *userLimit {
+	return &userLimit{authentication: a, users: lru.New(maxUsers)}
 }
 
-// filter answers 429 to the requests of a user over the limit. Requests without a user pass: next
-// refuses them.
+// authenticationKey is the key of the result of an authentication in the context of a request.
+type authenticationKey struct{}
+
+// authentication is the result of [authenticator.Request].
+type authentication struct {
+	response *authenticator.Response
+	ok       bool
+	err      error
+}
+
+// authenticated returns the result for a request that has passed the limit: each authentication can ask
+// the cluster's API server.
+func authenticated(r *http.Request) (*authenticator.Response, bool, error) {
+	a, _ := r.Context().Value(authenticationKey{}).(authentication)
+	return a.response, a.ok, a.err
+}
+
+// filter authenticates requests, as the filter of the generic server does, and answers 429 to those of a
+// user over the limit. Requests without a user pass: next refuses them.
 func (l *userLimit) filter(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains(probes, r.URL.Path) {
-			next.ServeHTTP(w, r)
-			return
+		if auds := l.authentication.APIAudiences; len(auds) > 0 {
+			r = r.WithContext(authenticator.WithAudiences(r.Context(), auds))
 		}
-		// An authenticator removes the headers that it has read.
-		resp, ok, err := l.authenticator.AuthenticateRequest(r.Clone(r.Context()))
-		if err == nil && ok && !l.limiter(resp.User.GetName()).Allow() {
-			refused.Inc()
-			w.Header().Set("Connection", "close") // with HTTP/2, the end of a connection that floods
-			refusal := apierrors.NewTooManyRequests(fmt.Sprintf("more than %d requests in a second from user %q, or "+
-				"from the service accounts of its namespace: container copy has a limit", userRate, resp.User.GetName()), 1)
-			responsewriters.ErrorNegotiated(refusal, Codecs, options.Version, w, r)
-			return
+		var a authentication
+		a.response, a.ok, a.err = l.authentication.Authenticator.AuthenticateRequest(r)
+		if a.err == nil && a.ok && !slices.Contains(probes, r.URL.Path) {
+			if user := a.response.User.GetName(); !l.limiter(user).Allow() {
+				refused.Inc()
+				refusal := apierrors.NewTooManyRequests(fmt.Sprintf("user %q, or the service accounts of its namespace, sent "+
+					"more than %d requests in a second: try again in a second", user, userRate), 1)
+				responsewriters.ErrorNegotiated(refusal, Codecs, options.Version, w, r)
+				return
+			}
 		}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), authenticationKey{}, a)))
 	})
 }
 

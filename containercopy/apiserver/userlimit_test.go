@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -23,12 +24,13 @@ import (
 // nothing from other users and from probes.
 func TestAUserOverTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		authorized := 0
+		requests, authentications, authorized := 0, 0, 0
 		c := server.NewConfig(Codecs)
 		Configure(c)
 		c.FeatureGate = feature.DefaultFeatureGate
 		c.RequestInfoResolver = &request.RequestInfoFactory{APIPrefixes: sets.NewString("apis")}
 		c.Authentication.Authenticator = authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+			authentications++
 			name := r.Header.Get("User")
 			r.Header.Del("User")
 			return &authenticator.Response{User: &user.DefaultInfo{Name: name}}, name != "", nil
@@ -44,6 +46,7 @@ func TestAUserOverTheLimit(t *testing.T) {
 		ask := func(name, path string) *httptest.ResponseRecorder {
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, http.NoBody)
 			r.Header.Set("User", name)
+			requests++
 			w := httptest.NewRecorder()
 			chain.ServeHTTP(w, r)
 			return w
@@ -73,8 +76,11 @@ func TestAUserOverTheLimit(t *testing.T) {
 			t.Errorf("%d requests asked the authorizer, want %d", authorized, want)
 		}
 		head := ask("eve", fromPath("ns", "p")).Header()
-		if head.Get("Retry-After") != "1" || head.Get("Connection") != "close" {
+		if head.Get("Retry-After") != "1" {
 			t.Errorf("the header of a refusal is %v", head)
+		}
+		if authentications != requests {
+			t.Errorf("%d authentications of %d requests", authentications, requests)
 		}
 		time.Sleep(time.Second)
 		for i := range userRate + 1 {
@@ -92,7 +98,7 @@ func TestAUserOverTheLimit(t *testing.T) {
 // TestFirstRequestsAtOnce share one limit.
 func TestFirstRequestsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newUserLimit(nil)
+		l := newUserLimit(server.AuthenticationInfo{})
 		var group sync.WaitGroup
 		var allowed atomic.Int32
 		for range 4 * userBurst {
@@ -111,13 +117,19 @@ func TestFirstRequestsAtOnce(t *testing.T) {
 
 // TestForgottenUsers: names that a client makes up need no more memory than maxUsers names.
 func TestForgottenUsers(t *testing.T) {
-	l := newUserLimit(nil)
+	l := newUserLimit(server.AuthenticationInfo{})
 	first := l.limiter("first")
 	if l.limiter("first") != first {
 		t.Error("a second request has a limit of its own")
 	}
 	for i := range maxUsers {
-		l.limiter(string(rune(i)))
+		l.limiter(fmt.Sprint(i))
+		if i == maxUsers/2 && l.limiter("first") != first { // which is not the oldest any more
+			t.Error("a user is forgotten who was there a moment ago")
+		}
+	}
+	if l.limiter("first") != first {
+		t.Error("another than the user with the oldest request is forgotten first")
 	}
 	if n := l.users.Len(); n != maxUsers {
 		t.Errorf("%d users are remembered, want %d", n, maxUsers)

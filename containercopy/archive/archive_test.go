@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -452,7 +453,7 @@ func TestLargePaxHeaders(t *testing.T) {
 
 // TestTimesOutOfRange: a file of the year 10000 does not become one of 1901.
 func TestTimesOutOfRange(t *testing.T) {
-	for at, years := range map[int64][2]int{253402300800: {2038, 2262}, -253402300800: {1677, 1901}, 0: {1970, 1970}} {
+	for at, years := range map[int64][2]int{253402300800: {2038, 2262}, math.MaxInt64: {2038, 2262}, -253402300800: {1677, 1901}, 0: {1970, 1970}} {
 		var data bytes.Buffer
 		w := tar.NewWriter(&data)
 		h := &tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, ModTime: time.Unix(at, 0), Format: tar.FormatPAX}

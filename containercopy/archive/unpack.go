@@ -429,10 +429,10 @@ func (u *unpacker) times(dir *os.Root, name string, h *tar.Header) error {
 		return nil
 	}
 	modified := h.ModTime
-	switch {
-	case modified.Before(firstTime):
+	switch seconds := modified.Unix(); { // Before and After wrap for the largest times
+	case seconds <= firstTime.Unix():
 		modified = firstTime
-	case modified.After(lastTime):
+	case seconds >= lastTime.Unix():
 		modified = lastTime
 	}
 	return dir.Chtimes(name, time.Time{}, modified)

@@ -43,6 +43,9 @@ func callUnderTheFilter() error {
 		"clone of a process":                       {unix.SYS_CLONE, uintptr(unix.SIGCHLD)},
 		"clone of a process with a user namespace": {unix.SYS_CLONE, unix.CLONE_NEWUSER | uintptr(unix.SIGCHLD)},
 		"clone of a thread with a mount namespace": {unix.SYS_CLONE, unix.CLONE_THREAD | unix.CLONE_NEWNS},
+		"clone3":  {unix.SYS_CLONE3, 0},
+		"execve":  {unix.SYS_EXECVE, 0},
+		"setns":   {unix.SYS_SETNS, 0},
 		"unshare": {unix.SYS_UNSHARE, unix.CLONE_NEWUSER},
 		"socket":  {unix.SYS_SOCKET, unix.AF_INET},
 	} {
