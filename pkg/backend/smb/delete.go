@@ -113,7 +113,7 @@ func (s *store) keepOverlapping(ctx context.Context, v *records.Volume) (kept bo
 		return false, nil
 	}
 	switch err := s.overlapsOnServer(ctx, v); {
-	case errors.Is(err, errOverlap):
+	case errors.Is(err, errOverlap), errors.Is(err, errMayOverlap):
 		s.cfg.Report(fmt.Errorf("the directory of volume %s is not deleted: %w", v, err))
 		return true, s.forget(ctx, v)
 	case err != nil:
@@ -170,6 +170,9 @@ func (c *claim) isGone(v *records.Volume) (bool, error) {
 	}
 	switch err := c.overlapsOnServer(c.ctx, v); {
 	case errors.Is(err, errOverlap):
+		return true, nil
+	case errors.Is(err, errMayOverlap):
+		c.cfg.Report(fmt.Errorf("the directory of volume %s is not deleted: %w", v, err))
 		return true, nil
 	case err != nil:
 		return false, err

@@ -148,11 +148,11 @@ func (s *store) makeParents(ctx context.Context, v *records.Volume) error {
 		} else if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		switch _, err := s.share.Stat(ctx, path.Join(parent, records.MetaDir)); {
-		case err == nil:
+		switch is, err := s.isSource(ctx, parent); {
+		case is:
 			return fmt.Errorf("%w: %s is in the directory %s of another class's source: name that source, or choose "+
 				"another subDir", backend.ErrPrecondition, s.where(v), parent)
-		case !errors.Is(err, fs.ErrNotExist):
+		case err != nil:
 			return err
 		}
 	}

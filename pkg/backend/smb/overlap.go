@@ -19,6 +19,9 @@ import (
 // errOverlap is the error for a directory that overlaps with that of another volume.
 var errOverlap = fmt.Errorf("%w: the directories of two volumes overlap", backend.ErrPrecondition)
 
+// errMayOverlap is the error for a directory of which that is not known.
+var errMayOverlap = fmt.Errorf("%w: the directories of two volumes may be the same", backend.ErrPrecondition)
+
 // overlaps returns errOverlap if the directory of v is inside or around that of another volume, or
 // is the same. Two volumes with existing=use may have the same directory. A volume that is made
 // directly in the source has its directory before its record, so overlaps waits for those that are
@@ -54,17 +57,21 @@ func (s *store) eachOverlapping(ctx context.Context, v *records.Volume, fold fun
 
 // overlapsOnServer is overlaps for a directory that exists. It asks the server whether it takes paths
 // of different text for one: most servers tell some of them apart, and the directory of a deleted
-// volume must not stay there.
+// volume must not stay there. Errors: errMayOverlap, too.
 func (s *store) overlapsOnServer(ctx context.Context, v *records.Volume) error {
 	return s.eachOverlapping(ctx, v, client.FoldName, func(other *records.Volume) error {
-		is := overlap(v.SubDir, other.SubDir)
+		is, known := overlap(v.SubDir, other.SubDir), true
 		if !is {
 			var err error
-			if is, err = s.isReachedThrough(ctx, v, other); err != nil {
+			if is, known, err = s.isReachedThrough(ctx, v, other); err != nil {
 				return err
 			}
 		}
-		if is {
+		switch {
+		case !known:
+			return fmt.Errorf("%w: no probe shows whether the server takes %s, and %s of volume %s, for one: if it does "+
+				"not, delete the first on the server", errMayOverlap, s.where(v), s.where(other), other)
+		case is:
 			return s.overlapError(v, other)
 		}
 		return nil
@@ -72,36 +79,35 @@ func (s *store) overlapsOnServer(ctx context.Context, v *records.Volume) error {
 }
 
 // isReachedThrough reports whether a new file in the directory of v is there, too, if the path of
-// another volume takes the place of the first elements of the path. It reports true if that cannot be
-// known: no file can be made, or looked up, or a program of a pod removes the new file, as one that
-// mirrors a directory does.
-func (s *store) isReachedThrough(ctx context.Context, v, other *records.Volume) (bool, error) {
+// another volume takes the place of the first elements of the path. That is not known if no file can be
+// made, or looked up, or if a program of a pod removes the new file, as one that mirrors a directory
+// does.
+func (s *store) isReachedThrough(ctx context.Context, v, other *records.Volume) (is, known bool, err error) {
 	mine, theirs := strings.Split(v.SubDir, "/"), strings.Split(other.SubDir, "/")
 	n := min(len(mine), len(theirs))
 	alias := path.Join(slices.Concat(theirs[:n], mine[n:])...)
 	probe := "causeway-" + rand.Text()
 	file := path.Join(s.path(v.SubDir), probe)
-	err := s.share.Create(ctx, file, nil)
+	err = s.share.Create(ctx, file, nil)
 	if errors.Is(err, backend.ErrDenied) {
-		return true, nil
+		return false, false, nil
 	} else if err != nil {
-		return false, err
+		return false, false, err
 	}
 	_, err = s.share.Stat(ctx, path.Join(s.path(alias), probe))
-	is := err == nil || errors.Is(err, backend.ErrDenied)
+	is, known = err == nil, !errors.Is(err, backend.ErrDenied)
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err = s.share.Stat(ctx, file)
-		is = errors.Is(err, fs.ErrNotExist)
+		known = !errors.Is(err, fs.ErrNotExist)
 	}
-	if is {
+	if !known {
 		err = nil
 	}
-	return is, errors.Join(err, s.share.Remove(ctx, file))
+	return is, known, errors.Join(err, s.share.Remove(ctx, file))
 }
 
 // isNoSource returns backend.ErrPrecondition if the directory of v is the source of other volumes,
-// or is around a source in the file of shares. A file or a directory that a pod has made under the name
-// of a source's records is no source.
+// or is around a source in the file of shares.
 func (s *store) isNoSource(ctx context.Context, v *records.Volume) error {
 	dir := s.source
 	dir.Path = s.path(v.SubDir)
@@ -113,13 +119,28 @@ func (s *store) isNoSource(ctx context.Context, v *records.Volume) error {
 		return fmt.Errorf("%w: %s is around the source %s: choose another subDir", backend.ErrPrecondition, dir,
 			sources[inside])
 	}
-	e, err := s.share.Stat(ctx, path.Join(dir.Path, records.MetaDir, records.VolumesDir))
-	if err == nil && e.Dir {
+	is, err := s.isSource(ctx, dir.Path)
+	if is {
 		return fmt.Errorf("%w: %s is the source of other volumes: delete these first, or choose another subDir. If it "+
 			"never was a source, a pod has made %s there: move that to another place", backend.ErrPrecondition, dir,
-			path.Join(records.MetaDir, records.VolumesDir))
+			records.MetaDir)
 	}
-	return ignore(err, fs.ErrNotExist)
+	return err
+}
+
+// isSource reports whether a directory has the records of a source. A file or a directory that a pod has
+// made under their name is no source.
+func (s *store) isSource(ctx context.Context, dir string) (bool, error) {
+	for _, kind := range []string{records.VolumesDir, records.SnapshotsDir} {
+		e, err := s.share.Stat(ctx, path.Join(dir, records.MetaDir, kind))
+		if err == nil && e.Dir {
+			return true, nil
+		}
+		if err = ignore(err, fs.ErrNotExist); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 // isOurs reports whether an earlier attempt has made a directory: it is empty, and the server made

@@ -150,8 +150,10 @@ func (t *tree) checkGroup(ctx context.Context, dir string, names []string) error
 	}
 	taken := len(probes)
 	for _, probe := range probes {
-		e := Retry(ctx, func() error { return t.Remove(ctx, probe) })
-		err = errors.Join(err, e)
+		// The caller removes what stays in the target: after the first error, each request would fail.
+		if e := Retry(ctx, func() error { return t.Remove(ctx, probe) }); e != nil {
+			return errors.Join(ignoreExist(err), e)
+		}
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return err
@@ -160,6 +162,14 @@ func (t *tree) checkGroup(ctx context.Context, dir string, names []string) error
 		if err := t.checkPair(ctx, dir, other, names[taken]); err != nil {
 			return err
 		}
+	}
+	return fmt.Errorf("%w: directory %q has names that the server takes for one, such as %q: rename the file",
+		backend.ErrPrecondition, dir, names[taken])
+}
+
+func ignoreExist(err error) error {
+	if errors.Is(err, fs.ErrExist) {
+		return nil
 	}
 	return err
 }

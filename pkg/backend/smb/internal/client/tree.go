@@ -151,14 +151,19 @@ func (f *files) content(ctx context.Context, src, dst named, size int64, p *Prog
 	return err
 }
 
+// zeros is a part of a file with holes.
+var zeros [chunk]byte
+
 // stream copies the data through this process. It flushes dst again and again, so that no flush has
-// to write more than flushEvery bytes. Of a file that the server has not begun to copy, it writes no
-// part that has only zeros: a file with holes would take the space of its size.
+// to write more than flushEvery bytes. Of a file that the server has not begun to copy, it leaves out
+// parts that have only zeros: a file with holes would take the space of its size. The last part before a
+// flush is written: a filesystem without holes, such as NTFS by default, writes the zeros then.
 func (f *files) stream(ctx context.Context, src, dst named, size int64, p *Progress) error {
-	buffer, zeros := make([]byte, min(chunk, size)), make([]byte, min(chunk, size))
+	buffer := make([]byte, min(chunk, size))
 	for offset := int64(0); offset < size; {
 		part := buffer[:min(int64(len(buffer)), size-offset)]
-		last := offset+int64(len(part)) == size
+		end := offset + int64(len(part))
+		mayLeaveOut := size > serverCopy && end%f.pool.flushEvery != 0
 		shorter := false
 		err := f.do(ctx, "copy", src.path, requestLimit, func() error {
 			n, err := src.ReadAt(part, offset)
@@ -167,14 +172,14 @@ func (f *files) stream(ctx context.Context, src, dst named, size int64, p *Progr
 			} else if err != nil && n < len(part) {
 				return err
 			}
-			switch hole := size > serverCopy && bytes.Equal(part, zeros[:len(part)]); {
-			case hole && last:
-				return dst.Truncate(size)
-			case hole:
-				return nil
+			if !mayLeaveOut || !bytes.Equal(part, zeros[:len(part)]) {
+				_, err = dst.WriteAt(part, offset)
+				return err
 			}
-			_, err = dst.WriteAt(part, offset)
-			return err
+			if end == size {
+				return dst.Truncate(size)
+			}
+			return nil
 		})
 		if err == nil && shorter { // not an error of the session
 			err = fmt.Errorf("%w: %q became shorter during the copy", backend.ErrPrecondition, src.path)
@@ -182,7 +187,7 @@ func (f *files) stream(ctx context.Context, src, dst named, size int64, p *Progr
 		if err != nil {
 			return err
 		}
-		offset += int64(len(part))
+		offset = end
 		p.Bytes.Add(int64(len(part)))
 		if offset%f.pool.flushEvery == 0 && offset < size {
 			if err := f.flush(ctx, dst); err != nil {
