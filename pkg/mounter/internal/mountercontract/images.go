@@ -41,7 +41,7 @@ func (b *Bench) FakeImage(name, fsType string) mounter.Mount {
 func (b *Bench) MustUnmount(paths ...string) {
 	b.T.Helper()
 	for _, path := range paths {
-		err := Answered(b.T, func() error { return b.Unmount(context.Background(), path) })
+		err := b.answered(func() error { return b.Unmount(context.Background(), path) })
 		if err != nil {
 			b.T.Fatalf("Unmount(%s): %v", path, err)
 		}
@@ -97,16 +97,29 @@ func (b *Bench) RenewUUID(m mounter.Mount) error {
 		b.T.Fatal(err)
 	}
 	defer f.Close()
-	return Answered(b.T, func() error { return b.NewUUID(context.Background(), f, m.FSType, m.Sector) })
+	return b.answered(func() error { return b.NewUUID(context.Background(), f, m.FSType, m.Sector) })
+}
+
+// answered calls again while the device of another test does not answer.
+func (b *Bench) answered(call func() error) error {
+	b.T.Helper()
+	err := call()
+	if err == nil || b.IsOfOthers == nil || !b.IsOfOthers(err) {
+		return err
+	}
+	await.Happens(b.T, "the devices of other tests answer", func() error {
+		if err = call(); err != nil && b.IsOfOthers(err) {
+			return err
+		}
+		return nil
+	})
+	return err
 }
 
 // Answered calls until the error is not ErrNoAnswer, and returns it. A device of another test may
 // be silent during its change, and could be that of an image that is not attached.
 func Answered(t *testing.T, call func() error) (err error) {
 	t.Helper()
-	if err = call(); !errors.Is(err, mounter.ErrNoAnswer) { // as in a bubble, which await does not know
-		return err
-	}
 	await.Happens(t, "the devices of other tests answer", func() error {
 		if err = call(); errors.Is(err, mounter.ErrNoAnswer) {
 			return err

@@ -24,6 +24,9 @@ type Bench struct {
 	// Options are mount options of a directory that the Host has, and that differ from each other
 	// and from the default; nil if a directory has no such options.
 	Options []string
+	// IsOfOthers reports whether an error is that of a device of another test, which does not answer;
+	// nil: tests of this Host share no devices.
+	IsOfOthers func(err error) bool
 	// Unclean are paths in the kubelet directory in forms that the Host rejects.
 	Unclean []string
 }
@@ -108,19 +111,11 @@ func (b *Bench) Mkdir(path string) {
 	}
 }
 
-// mount calls Mount, again while the devices of other tests do not answer, unless that is wanted.
-func (b *Bench) mount(m mounter.Mount, path string, want error) error {
-	b.T.Helper()
-	if errors.Is(want, mounter.ErrNoAnswer) {
-		return b.Mount(context.Background(), m, path)
-	}
-	return Answered(b.T, func() error { return b.Mount(context.Background(), m, path) })
-}
-
 // MustMount mounts m at path.
 func (b *Bench) MustMount(m mounter.Mount, path string) {
 	b.T.Helper()
-	if err := b.mount(m, path, nil); err != nil {
+	err := b.answered(func() error { return b.Mount(context.Background(), m, path) })
+	if err != nil {
 		b.T.Fatalf("Mount(%+v, %s): %v", m, path, err)
 	}
 	host := b.Host // a test may replace b.Host
@@ -130,7 +125,8 @@ func (b *Bench) MustMount(m mounter.Mount, path string) {
 // Refused checks that a mount fails with an error, and leaves nothing.
 func (b *Bench) Refused(m mounter.Mount, path string, want error) {
 	b.T.Helper()
-	if err := b.mount(m, path, want); !errors.Is(err, want) {
+	err := b.answered(func() error { return b.Mount(context.Background(), m, path) })
+	if !errors.Is(err, want) {
 		b.T.Fatalf("Mount(%+v, %s) = %v, want %v", m, path, err, want)
 	}
 }
@@ -139,7 +135,7 @@ func (b *Bench) Refused(m mounter.Mount, path string, want error) {
 func (b *Bench) IsMounted(m mounter.Mount, path string) bool {
 	b.T.Helper()
 	var yes bool
-	err := Answered(b.T, func() (err error) {
+	err := b.answered(func() (err error) {
 		yes, err = b.Mounted(context.Background(), m, path)
 		return err
 	})

@@ -2,7 +2,10 @@ package linuxtest
 
 import (
 	"context"
+	"errors"
 	"maps"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +21,20 @@ type Bench struct{ *mountercontract.Bench }
 
 // NewBench returns a bench with a Host, for a single test.
 func NewBench(t *testing.T, newHost func(dir string) mounter.Host) *Bench {
-	return &Bench{mountercontract.NewBench(t, newHost)}
+	b := &Bench{mountercontract.NewBench(t, newHost)}
+	b.IsOfOthers = b.isOfOthers
+	return b
+}
+
+var loopDevice = regexp.MustCompile(`/dev/(loop[0-9]+)\b`)
+
+// isOfOthers reports whether a loop device that does not answer has no file of this bench.
+func (b *Bench) isOfOthers(err error) bool {
+	if !errors.Is(err, mounter.ErrNoAnswer) {
+		return false
+	}
+	found := loopDevice.FindStringSubmatch(err.Error())
+	return found != nil && !slices.Contains(b.Loops(), "/sys/block/"+found[1]+"/loop/backing_file")
 }
 
 // contractBench returns newBench as the suites of the contract take it.

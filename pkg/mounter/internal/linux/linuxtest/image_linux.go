@@ -57,9 +57,11 @@ func (b *Bench) Loops() []string {
 // the machine has open stays attached for a moment after it is unmounted.
 func (b *Bench) WaitForLoops(n int) (loops []string) {
 	b.T.Helper()
-	await.True(b.T, fmt.Sprintf("%d devices are attached", n), func() bool {
-		loops = b.Loops()
-		return len(loops) == n
+	await.NoError(b.T, fmt.Sprintf("%d devices are attached", n), func() error {
+		if loops = b.Loops(); len(loops) != n {
+			return fmt.Errorf("attached: %q", loops)
+		}
+		return nil
 	})
 	return loops
 }
