@@ -376,12 +376,13 @@ func (c *collector) countCommits(ctx context.Context) {
 		if run.Commit == "" || run.Commit == c.report.Commit {
 			continue
 		}
+		run.Behind = -1
 		n, err := c.command(ctx, "git", "rev-list", "--count", run.Commit+".."+head).Output()
-		if err == nil {
-			run.Before, err = strconv.Atoi(strings.TrimSpace(string(n)))
+		if err != nil { // another history
+			continue
 		}
-		if err != nil {
-			run.Problems = append(run.Problems, fmt.Sprintf("the commits after %s: %v", run.Commit, err))
+		if behind, err := strconv.Atoi(strings.TrimSpace(string(n))); err == nil {
+			run.Behind = behind
 		}
 	}
 }

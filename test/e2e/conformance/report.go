@@ -31,8 +31,8 @@ type Run struct {
 	OS            string `json:"os"`
 	Configuration string `json:"configuration"`
 	Commit        string `json:"commit,omitempty"` // of the driver, if it differs from the report's
-	// Before is how many commits of the report's driver are missing in that of the run.
-	Before int `json:"commitsBefore,omitempty"`
+	// Behind is how many commits of the report's driver are missing in that of the run; -1: unknown.
+	Behind int `json:"commitsBehind,omitempty"`
 	// Times is how often it was run, where that was counted. A test has passed that passed each
 	// time, and times are medians.
 	Times      int     `json:"times,omitempty"`
@@ -49,6 +49,14 @@ type Run struct {
 	Tests map[string]string `json:"tests,omitempty"`
 	// Problems are the problems of the run as a whole. A good run has none.
 	Problems []string `json:"problems,omitempty"`
+}
+
+// age is that of an earlier driver.
+func (r Run) age() string {
+	if r.Behind < 0 {
+		return "which git does not know here"
+	}
+	return fmt.Sprintf("commits behind this page: %d", r.Behind)
 }
 
 // skips is how many were skipped.
@@ -111,7 +119,7 @@ func storage(runs []result.Result) Run {
 	run := Run{
 		Suite: "external-storage", Backend: backend, OS: "linux",
 		Configuration: fmt.Sprintf("%s, %s, %d nodes (%s), %d at once",
-			cmp.Or(kind, kinds[backend]), r.Scope, r.Nodes, r.Provider, r.Procs),
+			cmp.Or(kind, kinds[backend], backend), r.Scope, r.Nodes, r.Provider, r.Procs),
 		Commit: r.Versions["driver"], Times: len(runs),
 		Seconds:    median(runs, func(r result.Result) float64 { return r.Seconds }),
 		CPUSeconds: median(runs, func(r result.Result) float64 { return r.CPU.Machine }), SpecSeconds: map[string]float64{},
@@ -277,7 +285,7 @@ func (r Report) page() string {
 		}
 		configuration := run.Configuration
 		if run.Commit != "" && run.Commit != r.Commit {
-			configuration += fmt.Sprintf(", of `%s`, %d commits before", run.Commit, run.Before)
+			configuration += fmt.Sprintf(", of `%s`, %s", run.Commit, run.age())
 		}
 		if run.Times > 1 {
 			configuration += fmt.Sprintf(", each of %d times", run.Times)

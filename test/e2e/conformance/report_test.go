@@ -120,14 +120,44 @@ func TestSharesAreNotRunUntilThereIsAResult(t *testing.T) {
 func TestTheAgeOfARun(t *testing.T) {
 	run := storage([]result.Result{{Configuration: "attached", Scope: "full", Nodes: 2, Provider: "local", Procs: 4,
 		Versions: map[string]string{"driver": "old"}, Specs: []result.Spec{{Name: "one", State: result.Passed}}}})
-	run.Before = 12
+	run.Behind = 12
 	page := Report{Commit: "new", Runs: []Run{run}}.page()
-	if want := "| attached disk, full, 2 nodes (local), 4 at once, of `old`, 12 commits before |"; !strings.Contains(page, want) {
+	if want := "| attached disk, full, 2 nodes (local), 4 at once, of `old`, commits behind this page: 12 |"; !strings.Contains(page, want) {
 		t.Errorf("no %q on the page:\n%s", want, page)
 	}
 	run.Commit = "new"
-	if page := (Report{Commit: "new", Runs: []Run{run}}).page(); strings.Contains(page, "before") {
+	if page := (Report{Commit: "new", Runs: []Run{run}}).page(); strings.Contains(page, "behind") {
 		t.Errorf("the same commit has an age:\n%s", page)
+	}
+}
+
+// TestCountCommits: also of a commit that the repository does not have.
+func TestCountCommits(t *testing.T) {
+	c := collector{root: t.TempDir()}
+	git := func(args ...string) {
+		t.Helper()
+		args = append([]string{"-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "init.defaultBranch=main"}, args...)
+		if out, err := c.command(t.Context(), "git", args...).Output(); err != nil {
+			t.Fatalf("git %q: %v %s", args, err, out)
+		}
+	}
+	git("init", "-q")
+	var commits []string
+	for range 3 {
+		git("commit", "-q", "--allow-empty", "-m", "x")
+		id, err := c.commit(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		commits = append(commits, id)
+	}
+	c.report = Report{Commit: commits[2] + "+", Runs: []Run{{Commit: commits[0]}, {Commit: commits[2] + "+"}, {},
+		{Commit: "0123456789ab"}}}
+	c.countCommits(t.Context())
+	for i, want := range []int{2, 0, 0, -1} {
+		if got := c.report.Runs[i].Behind; got != want {
+			t.Errorf("run %d of %q is %d commits behind, want %d", i, c.report.Runs[i].Commit, got, want)
+		}
 	}
 }
 
