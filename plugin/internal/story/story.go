@@ -306,6 +306,10 @@ func (b *builder) driver(ctx context.Context) {
 		err = json.Unmarshal(out, &b.story.Record)
 	}
 	b.lack("size, source, health and snapshots of the driver", err) // files reads the record on the node
+	if b.story.Node == "" {
+		b.lack("path, mounts and jobs", errors.New("the volume is not on one node, as those of shares"))
+		return
+	}
 	pod := b.podOfNode(d)
 	if pod == nil {
 		b.lack("path, mounts and jobs", fmt.Errorf("no pod of the driver runs on the node of the volume (%s)",
