@@ -32,10 +32,14 @@ const (
 )
 
 // refused counts the refusals of all users: they come before the audit.
-var refused = metrics.NewCounter(&metrics.CounterOpts{Name: "container_copy_refused_requests_total",
-	Help: "Requests over the limit of a user.", StabilityLevel: metrics.ALPHA})
+var refused = newRefused()
 
-func init() { legacyregistry.MustRegister(refused) }
+func newRefused() *metrics.Counter {
+	c := metrics.NewCounter(&metrics.CounterOpts{Name: "container_copy_refused_requests_total",
+		Help: "Requests over the limit of a user.", StabilityLevel: metrics.ALPHA})
+	legacyregistry.MustRegister(c)
+	return c
+}
 
 // probes are answered without a limit: the kubelet shares its user with every anonymous client.
 var probes = []string{"/healthz", "/livez", "/readyz"}
@@ -90,8 +94,8 @@ func (l *userLimit) filter(next http.Handler) http.Handler {
 		if a.err == nil && a.ok && !slices.Contains(probes, r.URL.Path) {
 			if user := a.response.User.GetName(); !l.limiter(user).Allow() {
 				refused.Inc()
-				refusal := apierrors.NewTooManyRequests(fmt.Sprintf("user %q, or the service accounts of its namespace, sent "+
-					"more than %d requests in a second: try again in a second", user, userRate), 1)
+				refusal := apierrors.NewTooManyRequests(fmt.Sprintf("user %q, or the service accounts of its namespace, "+
+					"sent more than %d requests in a second: try again in a second", user, userRate), 1)
 				responsewriters.ErrorNegotiated(refusal, Codecs, options.Version, w, r)
 				return
 			}

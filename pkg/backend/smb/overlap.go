@@ -69,8 +69,8 @@ func (s *store) overlapsOnServer(ctx context.Context, v *records.Volume) error {
 		}
 		switch {
 		case !known:
-			return fmt.Errorf("%w: no probe shows whether the server takes %s, and %s of volume %s, for one: if it does "+
-				"not, delete the first on the server", errMayOverlap, s.where(v), s.where(other), other)
+			return fmt.Errorf("%w: no probe shows whether the server takes %s, and %s of volume %s, for one: if it "+
+				"does not, delete the first on the server", errMayOverlap, s.where(v), s.where(other), other)
 		case is:
 			return s.overlapError(v, other)
 		}
