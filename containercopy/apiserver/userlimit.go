@@ -94,8 +94,8 @@ func (l *userLimit) filter(next http.Handler) http.Handler {
 		if a.err == nil && a.ok && !slices.Contains(probes, r.URL.Path) {
 			if user := a.response.User.GetName(); !l.limiter(user).Allow() {
 				refused.Inc()
-				text := fmt.Sprintf("user %q, or the service accounts of its namespace, sent more than %d requests in a "+
-					"second: try again in a second", user, userRate)
+				text := fmt.Sprintf("user %q, or the service accounts of its namespace, sent more than %d requests "+
+					"in a second: try again in a second", user, userRate)
 				responsewriters.ErrorNegotiated(apierrors.NewTooManyRequests(text, 1), Codecs, options.Version, w, r)
 				return
 			}
