@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	// A copy asks the cluster's API server for the pod, its namespace and the agents, which this server may
-	// do 300 times in a second for all users (cmd/apiserver): one user gets a fifth. Two more questions, of
-	// the authorization, have a client of their own with 200 in a second.
+	// A copy asks the cluster's API server for the pod, its namespace and the agents, which this
+	// server may do 300 times in a second for all users (cmd/apiserver): one user gets a fifth. The
+	// two questions of the authorization have a client of their own, with 200 in a second.
 	userRate = 20 // requests in a second
 	// userBurst requests come at once after a pause, such as one kubectl copy for each pod of a node.
 	userBurst = 100
@@ -68,28 +68,28 @@ func newUserLimit(a server.AuthenticationInfo) *userLimit {
 // authenticationKey is the key of the result of an authentication in the context of a request.
 type authenticationKey struct{}
 
-// authentication is the result of [authenticator.Request].
-type authentication struct {
+// authenticationResult is that of an [authenticator.Request].
+type authenticationResult struct {
 	response *authenticator.Response
 	ok       bool
 	err      error
 }
 
-// authenticated returns the result for a request that has passed the limit: each authentication can ask
-// the cluster's API server.
+// authenticated returns the result for a request that has passed the limit. A second authentication
+// could ask the cluster's API server again.
 func authenticated(r *http.Request) (*authenticator.Response, bool, error) {
-	a, _ := r.Context().Value(authenticationKey{}).(authentication)
+	a, _ := r.Context().Value(authenticationKey{}).(authenticationResult)
 	return a.response, a.ok, a.err
 }
 
-// filter authenticates requests, as the filter of the generic server does, and answers 429 to those of a
-// user over the limit. Requests without a user pass: next refuses them.
+// filter authenticates requests, as the filter of the generic server does, and answers 429 to those
+// of a user over the limit. Requests without a user pass: next refuses them.
 func (l *userLimit) filter(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if auds := l.authentication.APIAudiences; len(auds) > 0 {
 			r = r.WithContext(authenticator.WithAudiences(r.Context(), auds))
 		}
-		var a authentication
+		var a authenticationResult
 		a.response, a.ok, a.err = l.authentication.Authenticator.AuthenticateRequest(r)
 		if a.err == nil && a.ok && !slices.Contains(probes, r.URL.Path) {
 			if user := a.response.User.GetName(); !l.limiter(user).Allow() {
@@ -104,8 +104,8 @@ func (l *userLimit) filter(next http.Handler) http.Handler {
 	})
 }
 
-// limiter returns the limiter of a user. The service accounts of a namespace have one together: a tenant
-// can make any number of them.
+// limiter returns the limiter of a user. The service accounts of a namespace have one together: a
+// tenant can make any number of them.
 func (l *userLimit) limiter(user string) *rate.Limiter {
 	if namespace, _, err := serviceaccount.SplitUsername(user); err == nil {
 		user = serviceaccount.MakeNamespaceGroupName(namespace)

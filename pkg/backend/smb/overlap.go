@@ -128,15 +128,17 @@ func (s *store) isNoSource(ctx context.Context, v *records.Volume) error {
 	return err
 }
 
-// isSource reports whether a directory has the records of a source. A file or a directory that a pod has
-// made under their name is no source.
+// isSource reports whether a directory has the records of a source. A pod can make another file or
+// directory of their name: that is no source.
 func (s *store) isSource(ctx context.Context, dir string) (bool, error) {
-	for _, kind := range []string{records.VolumesDir, records.SnapshotsDir} {
+	for _, kind := range []string{"", records.VolumesDir, records.SnapshotsDir} {
 		e, err := s.share.Stat(ctx, path.Join(dir, records.MetaDir, kind))
-		if err == nil && e.Dir {
+		switch {
+		case kind == "" && errors.Is(err, fs.ErrNotExist): // one request for most directories
+			return false, nil
+		case err == nil && kind != "" && e.Dir:
 			return true, nil
-		}
-		if err = ignore(err, fs.ErrNotExist); err != nil {
+		case ignore(err, fs.ErrNotExist) != nil:
 			return false, err
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/sharesim"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // site is a server with the source of a class, and the view of a person at the server. Paths are
@@ -111,6 +112,28 @@ func (w *simulation) write(content string, elements ...string) {
 func (w *simulation) removeAll(path ...string) { w.server.RemoveAll(w.path(path...)) }
 
 func (w *simulation) paths() []string { return w.server.Paths(simulationDir) }
+
+// moveRecord gives a volume another directory, as a person can.
+func moveRecord(t testing.TB, b *Backend, source mounter.ShareSource, id, subDir string) {
+	t.Helper()
+	object, err := records.ParseObject(volumeid.Volume, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := b.store(t.Context(), source, nil, client.Calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	v, err := s.records().ReadVolume(t.Context(), object)
+	if err == nil {
+		v.SubDir = subDir
+		err = s.records().Replace(t.Context(), records.VolumesDir, records.VolumeFormat, object, v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // request is a request for a volume with further parameters, in pairs.
 func request(w site, name string, parameters ...string) backend.CreateOptions {

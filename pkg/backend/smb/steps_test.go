@@ -13,11 +13,9 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/sharesim"
 	"github.com/causeway-csi/causeway/pkg/mounter"
-	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 var errLost = fmt.Errorf("%w: the connection was lost", backend.ErrUnavailable)
@@ -698,7 +696,7 @@ func TestAProbeThatSaysNothing(t *testing.T) {
 				w.Fatal(err)
 			}
 			w.write("precious", mine, "f")
-			moveRecord(w, b, second.ID, theirs)
+			moveRecord(w, b, w.parsed(), second.ID, theirs)
 			probes := 0
 			p.Before = func(_, pathname string) error {
 				if base := path.Base(pathname); strings.HasPrefix(base, "causeway-") && strings.Contains(pathname, theirs) {
@@ -715,27 +713,5 @@ func TestAProbeThatSaysNothing(t *testing.T) {
 				w.Errorf("%s: the data is kept: %v, want %v; %d probes", name, kept, tc.kept, probes)
 			}
 		})
-	}
-}
-
-// moveRecord gives a volume another directory, as a person can.
-func moveRecord(w *simulation, b *Backend, id, subDir string) {
-	w.Helper()
-	object, err := records.ParseObject(volumeid.Volume, id)
-	if err != nil {
-		w.Fatal(err)
-	}
-	s, err := b.store(context.Background(), w.parsed(), nil, client.Calls)
-	if err != nil {
-		w.Fatal(err)
-	}
-	defer s.close()
-	v, err := s.records().ReadVolume(context.Background(), object)
-	if err == nil {
-		v.SubDir = subDir
-		err = s.records().Replace(context.Background(), records.VolumesDir, records.VolumeFormat, object, v)
-	}
-	if err != nil {
-		w.Fatal(err)
 	}
 }

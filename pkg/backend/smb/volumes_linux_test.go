@@ -20,7 +20,6 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/client"
 	"github.com/causeway-csi/causeway/pkg/backend/smb/internal/records"
 	"github.com/causeway-csi/causeway/pkg/mounter"
-	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // claimed is a request with the names of Kubernetes' objects.
@@ -611,28 +610,11 @@ func TestNamesThatTheServerTakesForOne(t *testing.T) {
 	w := newWorld(t, smbtest.Serve(t), smbtest.Share)
 	b := w.open()
 	first := w.create(b, w.claimed("pvc-1", subDirKey, "Data"))
-	o := w.claimed("pvc-2", subDirKey, "other")
-	second := w.create(b, o)
+	second := w.create(b, w.claimed("pvc-2", subDirKey, "other"))
 	if err := os.WriteFile(w.path("Data", "f"), []byte("precious"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	object, err := records.ParseObject(volumeid.Volume, second.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := b.store(t.Context(), w.parsed(), nil, client.Calls)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
-	v, err := s.records().ReadVolume(t.Context(), object)
-	if err == nil {
-		v.SubDir = "data"
-		err = s.records().Replace(t.Context(), records.VolumesDir, records.VolumeFormat, object, v)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	moveRecord(t, b, w.parsed(), second.ID, "data")
 	deleteUntil(t, b, first.ID)
 	w.emptyTrash(b)
 	w.holds("precious", "Data", "f")

@@ -115,6 +115,16 @@ func TestTheSelectionIsThatOfTheInstallation(t *testing.T) {
 	}
 }
 
+// TestAVolumeThatIsOnNoNode: no pod of the driver is missing for a volume on a share.
+func TestAVolumeThatIsOnNoNode(t *testing.T) {
+	c := withVolume()
+	fake.Get[*corev1.PersistentVolume](c, "pv-1").Spec.NodeAffinity = nil
+	s, err := Of(context.Background(), c.Clients().Client, cluster.Selection{}, "default", "c1", "/driver")
+	if err != nil || len(s.NotRead) != 1 || !strings.Contains(s.NotRead[0], "the volume is not on one node") || s.Record == nil {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
 func TestADiskThatStallsDoesNotHoldTheStory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := withVolume()

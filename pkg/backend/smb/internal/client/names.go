@@ -152,7 +152,7 @@ func (t *tree) checkGroup(ctx context.Context, dir string, names []string) error
 	for _, probe := range probes {
 		// The caller removes what stays in the target: after the first error, each request would fail.
 		if e := Retry(ctx, func() error { return t.Remove(ctx, probe) }); e != nil {
-			return errors.Join(ignoreExist(err), e)
+			return e
 		}
 	}
 	if !errors.Is(err, fs.ErrExist) {
@@ -165,13 +165,6 @@ func (t *tree) checkGroup(ctx context.Context, dir string, names []string) error
 	}
 	return fmt.Errorf("%w: directory %q has names that the server takes for one, such as %q: rename the file",
 		backend.ErrPrecondition, dir, names[taken])
-}
-
-func ignoreExist(err error) error {
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
 }
 
 // checkPair checks two names of a directory that some server takes for one: it creates both in the
