@@ -4,6 +4,7 @@
 package namespace
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -36,8 +37,16 @@ func Need(t testing.TB, programs ...string) {
 	}
 }
 
-// Signals returns the signals that ask a program to end. Under nohup, SIGHUP is not among them.
-func Signals() []os.Signal {
+// SignalContext returns a context that ends when a signal asks the program to end, or when nobody
+// reads its output. The program catches these signals until its exit: the second of two signals from
+// a terminal (see Enter) may arrive after it has cleaned up, and must not change its exit code.
+func SignalContext() context.Context {
+	ctx, _ := signal.NotifyContext(context.Background(), append(signals(), syscall.SIGPIPE)...)
+	return ctx
+}
+
+// signals returns the signals that ask a program to end. Under nohup, SIGHUP is not among them.
+func signals() []os.Signal {
 	if signal.Ignored(syscall.SIGHUP) {
 		return []os.Signal{os.Interrupt, syscall.SIGTERM}
 	}

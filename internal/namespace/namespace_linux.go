@@ -32,7 +32,7 @@ const (
 // namespace only.
 //
 // Enter forwards signals that ask this process to end, and the program in the namespace may take
-// its time to clean up. From a terminal the program gets such a signal twice.
+// its time to clean up. From a terminal the program gets such a signal twice: SignalContext.
 func Enter() error {
 	if os.Getenv(inside) == "" {
 		return again(0)
@@ -123,14 +123,14 @@ func again(flags uintptr) error {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
-	signals := make(chan os.Signal, 3)
-	signal.Notify(signals, Signals()...)
-	defer signal.Stop(signals)
+	received := make(chan os.Signal, 3)
+	signal.Notify(received, signals()...)
+	defer signal.Stop(received)
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("new namespaces for user %d: %w", os.Geteuid(), err)
 	}
 	go func() {
-		for s := range signals {
+		for s := range received {
 			cmd.Process.Signal(s) // fails if it has ended, which Wait reports
 		}
 	}()

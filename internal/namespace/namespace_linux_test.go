@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,12 +42,16 @@ func program() int {
 		fmt.Println(err)
 		return noNamespace
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), Signals()...)
-	defer stop()
+	ctx := SignalContext()
 	fmt.Println("ready")
 	<-ctx.Done()
 	fmt.Println("cleaning up")
 	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	// The second signal of a terminal may arrive as late as this.
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		fmt.Println(err)
 		return 1
 	}
@@ -158,7 +161,7 @@ func TestANamespaceHasNoMountsOfOtherTests(t *testing.T) {
 
 func TestWhoeverIsAskedToEndMayCleanUp(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
-		if !slices.Contains(Signals(), os.Signal(s)) { // go test runs under nohup
+		if !slices.Contains(signals(), os.Signal(s)) { // go test runs under nohup
 			continue
 		}
 		t.Run(s.String()+" from a process", func(t *testing.T) { endWith(t, s, false) })

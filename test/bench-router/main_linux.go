@@ -9,9 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
@@ -56,9 +54,7 @@ func run(o options) error {
 	if err := namespace.Enter(); err != nil {
 		return fmt.Errorf("node drivers mount, which needs root or a user namespace: %w", err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
-	defer stop()
-	return suite(ctx, o)
+	return suite(namespace.SignalContext(), o)
 }
 
 func suite(ctx context.Context, o options) (err error) {

@@ -7,12 +7,9 @@
 package main
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
@@ -51,8 +48,7 @@ func run(o options) error {
 			return fmt.Errorf("the measured driver mounts, which needs root or a user namespace: %w", err)
 		}
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
-	defer stop()
+	ctx := namespace.SignalContext()
 	switch {
 	case o.endpoints[0] == "":
 		return suite(ctx, o.rounds, o.only)

@@ -4,12 +4,9 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
@@ -21,11 +18,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, advice(err))
 		os.Exit(1)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
 	start := time.Now()
-	err := run(ctx)
-	stop()
-	if err != nil {
+	if err := run(namespace.SignalContext()); err != nil {
 		fmt.Fprintln(os.Stderr, "\nThe demo failed:", err)
 		os.Exit(1)
 	}

@@ -13,10 +13,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/hang"
@@ -54,9 +52,7 @@ func run(o options) error {
 	if err := namespace.Enter(); err != nil {
 		return fmt.Errorf("the driver mounts, which needs root: %w", err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
-	defer stop()
-	return runAll(ctx, o)
+	return runAll(namespace.SignalContext(), o)
 }
 
 // trial is a class of attack.

@@ -13,10 +13,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"regexp"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
@@ -72,10 +70,7 @@ func main() {
 	selinux := flag.Bool("selinux", false, "boot with SELinux and a small policy, and run only suites that need it")
 	limit := flag.Duration("timeout", time.Hour, "how long the guest may take")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
-	err := run(ctx, *only, *kernel, *selinux, *limit)
-	stop()
-	if err != nil {
+	if err := run(namespace.SignalContext(), *only, *kernel, *selinux, *limit); err != nil {
 		fmt.Fprintln(os.Stderr, "vm:", err)
 		os.Exit(1)
 	}

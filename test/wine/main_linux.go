@@ -12,8 +12,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,11 +52,10 @@ func main() {
 	report := flag.String("report", "", "write the results as JSON into this `file`")
 	limit := flag.Duration("timeout", time.Hour, "how long all tests may take")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
-	ctx, cancel := context.WithTimeoutCause(ctx, *limit, fmt.Errorf("the tests took longer than %s", *limit))
+	ctx, cancel := context.WithTimeoutCause(namespace.SignalContext(), *limit,
+		fmt.Errorf("the tests took longer than %s", *limit))
 	err := run(ctx, *unit, *process, *report)
 	cancel()
-	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "wine:", err)
 		os.Exit(1)
