@@ -449,8 +449,11 @@ func (f *Fake) Failing() (map[string]mounter.Failure, error) {
 	return all, nil
 }
 
-// Detach does nothing: no program unmounts anything behind the back of a Fake.
-func (f *Fake) Detach(context.Context, string) (string, error) { return "", f.Err }
+// Detach detaches nothing: no program unmounts anything behind the back of a Fake. Errors:
+// fs.ErrNotExist, ErrPath, Err.
+func (f *Fake) Detach(_ context.Context, image string) (string, error) {
+	return "", errors.Join(f.noLinks(image), f.Err)
+}
 
 // Tune changes the result of Mounts.
 func (f *Fake) Tune(ctx context.Context, m mounter.Mount) error {

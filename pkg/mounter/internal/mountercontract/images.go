@@ -323,6 +323,34 @@ var imageRules = []struct {
 		}
 		b.MustUnmount(b.Path("mounted"))
 	}},
+	{"Detach leaves the device of a mount alone", func(t *testing.T, b *Bench, image func(b *Bench, name,
+		fsType string) mounter.Mount) {
+		for _, fsType := range []string{"ext4", ""} {
+			m := image(b, "image"+fsType, fsType)
+			detach := func(state string) {
+				t.Helper()
+				var device string
+				err := Answered(t, func() (err error) {
+					device, err = b.Detach(ctx, m.Source)
+					return err
+				})
+				if err != nil || device != "" {
+					t.Errorf("Detach of an image that is %s = %q, %v", state, device, err)
+				}
+			}
+			detach("not attached")
+			b.MustMount(m, b.Path("mounted"))
+			detach("mounted")
+			if !b.IsMounted(m, b.Path("mounted")) {
+				t.Errorf("after Detach the image is not mounted")
+			}
+			b.MustUnmount(b.Path("mounted"))
+		}
+		missing := filepath.Join(b.Storage, "none")
+		if device, err := b.Detach(ctx, missing); device != "" || !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("Detach of a missing image = %q, %v, want ErrNotExist", device, err)
+		}
+	}},
 }
 
 func nothing(context.Context) error { return nil }
