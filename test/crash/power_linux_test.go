@@ -56,22 +56,9 @@ type disk struct {
 
 func newDisk(t *testing.T, bin string, f filesystem) *disk {
 	t.Helper()
-	d := &disk{filesystem: f}
-	dir := testdisk.Dir(t) // until nothing is attached
-	t.Cleanup(func() {     // after the world's own
-		if d.image != "" {
-			testdisk.Detached(t, d.image)
-		}
-	})
+	d := &disk{filesystem: f, image: testdisk.Filesystem{Type: f.name, Size: f.size}.Image(t)}
+	t.Cleanup(func() { testdisk.Detached(t, d.image) }) // after the world's own, before the removal of the image
 	d.world = newWorld(t, bin)
-	d.image = filepath.Join(dir, "disk")
-	if err := os.WriteFile(d.image, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(d.image, f.size); err != nil {
-		t.Fatal(err)
-	}
-	d.run("mkfs."+f.name, "-q", d.image)
 	d.mount()
 	if loops := d.loops(); len(loops) != 1 {
 		t.Fatalf("loop devices of %s: %v, want one", d.image, loops)
