@@ -357,9 +357,9 @@ var listeners = map[string]string{
 var listens = regexp.MustCompile(`^(net\.Listen(TCP|Unix|UDP|Packet|IP|Config|Unixgram|MulticastUDP)?|tls\.Listen|` +
 	`http\.(Server|Serve|ServeTLS|ListenAndServe|ListenAndServeTLS))$`)
 
-// TestListenersHaveLimits: a new listener needs a row with its limits. Kubernetes' generic API
-// server, which serves the copy API, has a limit of requests at a time; its ports have no other
-// client than the API server of the cluster.
+// TestListenersHaveLimits: a new listener needs a row with its limits. The copy API is served by
+// Kubernetes' generic API server, which bounds the requests and the time of a handshake, and not
+// the number of connections: containercopy/docs/limits.md says so.
 func TestListenersHaveLimits(t *testing.T) {
 	root := filepath.Join("..", "..")
 	found := map[string]bool{}

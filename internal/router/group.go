@@ -275,8 +275,8 @@ func (m *groupRequest) resume(ctx context.Context, found []*node) (*csi.VolumeGr
 	}
 	if n := m.committedNode(found); n != nil {
 		return nil, status.Errorf(codes.DataLoss,
-			"the group was made, and node %s has its part, but another node has lost its own: delete the group "+
-				"snapshot", n)
+			"the group was made, and node %s has its part, but another node has lost its own: restore what you "+
+				"need from the snapshots that are left, then delete the group snapshot, which deletes them, too", n)
 	}
 	if err := m.discard(ctx, found); err != nil {
 		return nil, retryable(err)

@@ -89,6 +89,9 @@ func ParseShare(source string) (ShareSource, error) {
 	if len(elements) < 2 {
 		return fail("the name of the share is missing")
 	}
+	if elements[len(elements)-1] == "" {
+		return fail("it ends with a slash: remove the slash")
+	}
 	for _, e := range elements[1:] {
 		if err := CheckShareName(e); err != nil {
 			return fail(err.Error())

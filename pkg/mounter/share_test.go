@@ -44,6 +44,9 @@ func TestParseShare(t *testing.T) {
 			t.Errorf("%.60q: %+v, %v, want ErrPath", source, got, err)
 		}
 	}
+	if _, err := ParseShare("//server/share/dir/"); err == nil || !strings.Contains(err.Error(), "remove the slash") {
+		t.Errorf("a slash at the end: %v", err)
+	}
 }
 
 func FuzzParseShare(f *testing.F) {

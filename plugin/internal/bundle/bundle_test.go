@@ -423,7 +423,8 @@ func TestNoShapeOfASecretIsKept(t *testing.T) {
 // In YAML, JSON and objects the names decide, with values of any type and any content.
 func TestNoNamedValueIsKept(t *testing.T) {
 	for _, secret := range []string{marker, "a b\n" + marker, "a, & { [ ' \" \n" + marker + "\n"} {
-		for _, name := range []string{"password", "DB_PASSWORD_OLD", "accountkey", "storage-account-key", "keytab", "passwords", "apiKey", "authorization", "restuserkey", "signature", "krb5cc", ".dockerconfigjson", "auth", "creds"} {
+		for _, name := range []string{"password", "DB_PASSWORD_OLD", "accountkey", "storage-account-key", "keytab", "passwords", "apiKey", "authorization", "restuserkey", "signature", "krb5cc", ".dockerconfigjson",
+			"auth", "creds", "AUTH_HEADER", "CREDS_JSON"} {
 			for _, v := range []any{secret, []any{secret}, map[string]any{"x": secret}, []any{map[string]any{"x": []any{secret}}}} {
 				for _, document := range []any{map[string]any{name: v, "kept": "x"}, []any{map[string]any{"deep": map[string]any{name: v}, "kept": "x"}},
 					map[string]any{"env": []any{map[string]any{"name": name, "value": v}}, "kept": "x"}} {

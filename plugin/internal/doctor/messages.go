@@ -160,6 +160,8 @@ var callMessages = []message{
 	listed(`no record of this source names it`, inClaims+"FAILED_PRECONDITION, `no record of this source names it`"),
 	listed(`code = FailedPrecondition desc = .*is attached to /dev/loop`,
 		"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `is attached to /dev/loop…`"),
+	listed(`another client has files of .* open`,
+		"A volume or a snapshot is not deleted: FAILED_PRECONDITION or PERMISSION_DENIED, `has files of … open`"),
 	listed(`code = \w+ desc = .*is mounted at|code = FailedPrecondition.* mounted at`,
 		"A volume or a snapshot is not deleted: FAILED_PRECONDITION"),
 	listed(`is unusable: record of a newer version`, "Conditions of a volume: `RecordOfNewerVersion`"),

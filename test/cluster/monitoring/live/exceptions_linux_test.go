@@ -50,6 +50,7 @@ var exceptions = map[string]string{
 	"A snapshot or a clone fails: UNAVAILABLE, `no common point in time`":                                                                                                unit,
 	"A snapshot or a clone fails: FAILED_PRECONDITION, `the path of the data is obstructed`; UNAVAILABLE, `a device does not answer`":                                    refers,
 	"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `is a handle of csi-driver-smb`":                                                                        unit,
+	"A volume or a snapshot is not deleted: FAILED_PRECONDITION or PERMISSION_DENIED, `has files of … open`":                                                             unit,
 	"A volume or a snapshot is not deleted: UNAVAILABLE, `is full: delete files on the server`":                                                                          unit,
 	"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `is being copied`":                                                                                      copies,
 	"A volume or a snapshot is not deleted: FAILED_PRECONDITION, `is attached to /dev/loop…`":                                                                            unit,

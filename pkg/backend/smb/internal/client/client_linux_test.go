@@ -594,9 +594,7 @@ func TestMessagesAreSigned(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Release()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	content, err := s.Read(ctx, "file", 100)
+	content, err := s.Read(await.Context(t), "file", 100)
 	if err == nil || forged.Load() == 0 {
 		t.Errorf("with %d forged answers: %q, %v", forged.Load(), content, err)
 	}

@@ -108,16 +108,13 @@ func (b *shareBench) within(limit time.Duration, name string, f func(context.Con
 // wantMounted fails the test unless path shows m.
 func (b *shareBench) wantMounted(m mounter.Mount, path string, want bool) {
 	b.Helper()
-	err := b.within(10*time.Second, "Mounted", func(ctx context.Context) error {
-		if got, err := b.Mounted(ctx, m, path); err != nil || got != want {
-			b.Errorf("Mounted(%s) = %v, %v, want %v", path, got, err, want)
-		}
-		if got, err := b.Tree.Occupied(ctx, path); err != nil || got != want {
-			b.Errorf("Occupied(%s) = %v, %v, want %v", path, got, err, want)
-		}
-		return nil
-	})
-	b.ok(err)
+	ctx := await.Context(b)
+	if got, err := b.Mounted(ctx, m, path); err != nil || got != want {
+		b.Errorf("Mounted(%s) = %v, %v, want %v", path, got, err, want)
+	}
+	if got, err := b.Tree.Occupied(ctx, path); err != nil || got != want {
+		b.Errorf("Occupied(%s) = %v, %v, want %v", path, got, err, want)
+	}
 }
 
 // wantNoMounts fails the test if a mount or a busy helper is left.
@@ -242,7 +239,7 @@ func (b *shareBench) refused() {
 	} {
 		m := b.share("vol")
 		c.change(&m)
-		err := b.within(30*time.Second, name, func(ctx context.Context) error { return b.Mount(ctx, m, path) })
+		err := b.Mount(await.Context(b), m, path)
 		if !errors.Is(err, c.want) {
 			b.Errorf("%s: %v, want %v", name, err, c.want)
 		}
@@ -271,9 +268,7 @@ func (b *shareBench) silent() {
 	defer func() { b.ok(b.Do("resume", "")) }()
 	b.wantMounted(m, staging, true)
 	b.wantMounted(m, target, true)
-	b.ok(b.within(10*time.Second, "a publish", func(ctx context.Context) error {
-		return b.Mount(ctx, m.BindFrom(staging), b.at("second"))
-	}))
+	b.ok(b.Mount(await.Context(b), m.BindFrom(staging), b.at("second")))
 	for name, call := range map[string]func(context.Context) error{
 		"Usage": func(ctx context.Context) error { _, err := b.Usage(ctx, target); return err },
 		"Mount of another directory": func(ctx context.Context) error {
@@ -296,7 +291,7 @@ func (b *shareBench) silent() {
 	}()
 	b.awaitHelpers(true)
 	for _, path := range []string{target, b.at("second"), staging} {
-		b.ok(b.within(30*time.Second, "Remove", func(ctx context.Context) error { return b.Remove(ctx, path) }))
+		b.ok(b.Remove(await.Context(b), path))
 	}
 	if err := <-read; !errors.Is(err, mounter.ErrBusy) {
 		b.Errorf("the usage of a share that is unmounted: %v, want ErrBusy", err)
@@ -315,11 +310,9 @@ func (b *shareBench) killed() {
 	b.ok(b.Do("kill", ""))
 	b.wantMounted(m, staging, true)
 	for _, name := range []string{"other-target", "other-staging"} { // while the server refuses
-		b.ok(b.within(30*time.Second, "Remove", func(ctx context.Context) error { return b.Remove(ctx, b.at(name)) }))
+		b.ok(b.Remove(await.Context(b), b.at(name)))
 	}
-	b.ok(b.within(10*time.Second, "a publish", func(ctx context.Context) error {
-		return b.Mount(ctx, m.BindFrom(staging), b.at("second"))
-	}))
+	b.ok(b.Mount(await.Context(b), m.BindFrom(staging), b.at("second")))
 	b.ok(b.Do("restart", ""))
 	await.NoError(b.T, "a file is read after the restart", func() error {
 		data, err := os.ReadFile(filepath.Join(b.at("second"), "before"))
