@@ -364,13 +364,17 @@ func NodeReady(n *corev1.Node) bool {
 
 // askPod asks the ports of a pod whose containers run.
 func (g *gatherer) askPod(ctx context.Context, p *Pod) {
+	full := func(more int) bool { // a pod is not asked for what nobody would keep
+		return g.selection.Namespace == "" && g.answers.Add(int64(more)) > maxAnswers
+	}
 	get := func(name, path string) Answer {
-		a := Ask(ctx, g.client, p.Pod, name, path)
-		if g.selection.Namespace == "" && g.answers.Add(int64(len(a.Body))) > maxAnswers {
-			return Answer{Err: fmt.Errorf("the answers of all pods have more than %d bytes: choose a namespace with "+
-				"--namespace", maxAnswers)}
+		if !full(0) {
+			if a := Ask(ctx, g.client, p.Pod, name, path); !full(len(a.Body)) {
+				return a
+			}
 		}
-		return a
+		return Answer{Err: fmt.Errorf("the answers of all pods have more than %d bytes: choose a namespace with "+
+			"--namespace", maxAnswers)}
 	}
 	p.DriverReady, p.SidecarsReady = get(driverPort, "/readyz"), get(sidecarsPort, "/readyz")
 	p.DriverMetrics, p.DriverMetricsErr = metrics(get(driverPort, "/metrics"))

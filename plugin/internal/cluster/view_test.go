@@ -1,9 +1,11 @@
 package cluster_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,11 +58,25 @@ func TestEventsOfAnEarlierObjectDoNotCount(t *testing.T) {
 	}
 }
 
+// counted counts the requests to pods.
+type counted struct {
+	cluster.Pods
+	requests atomic.Int64
+}
+
+func (c *counted) Get(ctx context.Context, pod *corev1.Pod, port int32, path string) cluster.Answer {
+	c.requests.Add(1)
+	return c.Pods.Get(ctx, pod, port, path)
+}
+
 // TestATenantWithTheLabelsOfADriver: the commands do not ask pods of everybody without end.
 func TestATenantWithTheLabelsOfADriver(t *testing.T) {
 	c := fake.Healthy()
+	asked := &counted{Pods: c.Pods}
 	gather := func(namespace string) (*cluster.View, error) {
-		return cluster.Gather(t.Context(), c.Clients().Client, cluster.Selection{Namespace: namespace})
+		client := c.Clients().Client
+		client.Pods = asked
+		return cluster.Gather(t.Context(), client, cluster.Selection{Namespace: namespace})
 	}
 	v, err := gather("")
 	if err != nil || v.Unread(cluster.Answers) != nil {
@@ -74,6 +90,11 @@ func TestATenantWithTheLabelsOfADriver(t *testing.T) {
 	}
 	if err == nil || !strings.Contains(err.Error(), "--namespace") {
 		t.Errorf("answers of more than 100 bytes: %v", err)
+	}
+	cluster.SetMaxAnswers(t, -1)
+	before := asked.requests.Load()
+	if _, err := gather(""); err != nil || asked.requests.Load() != before {
+		t.Errorf("beyond the limit %d requests, %v", asked.requests.Load()-before, err)
 	}
 	if v, err := gather(installed.Namespace); err != nil || v.Unread(cluster.Answers) != nil {
 		t.Errorf("in one namespace: %v, %v", err, v.Unread(cluster.Answers))
