@@ -359,7 +359,7 @@ var listens = regexp.MustCompile(`^(net\.Listen(TCP|Unix|UDP|Packet|IP|Config|Un
 
 // TestListenersHaveLimits: a new listener needs a row with its limits. The copy API is served by
 // Kubernetes' generic API server, which bounds the requests and the time of a handshake, and not
-// the number of connections: containercopy/docs/limits.md says so.
+// the number of connections: containercopy/docs/limits.md has the reason.
 func TestListenersHaveLimits(t *testing.T) {
 	root := filepath.Join("..", "..")
 	found := map[string]bool{}

@@ -37,9 +37,10 @@ func Need(t testing.TB, programs ...string) {
 	}
 }
 
-// SignalContext returns a context that ends when a signal asks the program to end, or when nobody
+// SignalContext returns a context that ends when a signal asks the program to end, or when no process
 // reads its output. The program catches these signals until its exit: the second of two signals from
-// a terminal (see Enter) may arrive after it has cleaned up, and must not change its exit code.
+// a terminal may arrive after the program has cleaned up, and must not change its exit code. See
+// Enter.
 func SignalContext() context.Context {
 	ctx, _ := signal.NotifyContext(context.Background(), append(signals(), syscall.SIGPIPE)...)
 	return ctx

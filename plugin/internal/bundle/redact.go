@@ -16,8 +16,8 @@ const redacted = "REDACTED"
 // secretWords mark the names of secrets: of environment variables, keys, flags and parameters. They
 // count anywhere in a name.
 const secretWords = `(?:password|passwd|passphrase|pass(?:[-_.0-9]|\b)|pwd|secret|token|credential|keytab|` +
-	`authorization|auths?(?:[-_.0-9]|\b)|creds?(?:[-_.0-9]|\b)|krb5cc|dockerconfigjson|dockercfg|bearer|cookie|signature|` +
-	`dsn(?:[-_.0-9]|\b)|connection[-_. ]?string|` +
+	`authorization|(?:auths?|creds?|dsn)(?:[-_.0-9]|\b)|krb5cc|dockerconfigjson|dockercfg|bearer|cookie|signature|` +
+	`connection[-_. ]?string|` +
 	`(?:account|access|api|private|client|encryption|shared|signing|master|ssh|auth|user)[-_. ]?key)`
 
 var secretWord = regexp.MustCompile(`(?i)` + secretWords)

@@ -364,7 +364,7 @@ func NodeReady(n *corev1.Node) bool {
 
 // askPod asks the ports of a pod whose containers run.
 func (g *gatherer) askPod(ctx context.Context, p *Pod) {
-	full := func(more int) bool { // a pod is not asked for what nobody would keep
+	full := func(more int) bool { // a pod is not asked for an answer that would be dropped
 		return g.selection.Namespace == "" && g.answers.Add(int64(more)) > maxAnswers
 	}
 	get := func(name, path string) Answer {
