@@ -32,7 +32,7 @@ const (
 // namespace only.
 //
 // Enter forwards signals that ask this process to end, and the program in the namespace may take
-// its time to clean up. From a terminal the program gets such a signal twice: SignalContext.
+// its time to clean up. From a terminal the program gets such a signal twice: see SignalContext.
 func Enter() error {
 	if os.Getenv(inside) == "" {
 		return again(0)

@@ -24,7 +24,14 @@ const asProgram = "CAUSEWAY_TEST_PROGRAM"
 func TestMain(m *testing.M) {
 	switch os.Getenv(asProgram) {
 	case "1":
-		os.Exit(program())
+		code := program()
+		if code == cleanedUp { // the second signal of a terminal may arrive as late as this
+			if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+				fmt.Println(err)
+				code = 1
+			}
+		}
+		os.Exit(code)
 	case "alone":
 		os.Exit(parent())
 	case "mounts":
@@ -47,11 +54,6 @@ func program() int {
 	<-ctx.Done()
 	fmt.Println("cleaning up")
 	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
-		fmt.Println(err)
-		return 1
-	}
-	// The second signal of a terminal may arrive as late as this.
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		fmt.Println(err)
 		return 1
 	}

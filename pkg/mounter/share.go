@@ -86,7 +86,7 @@ func ParseShare(source string) (ShareSource, error) {
 	if s.Server, s.Port, err = parseServer(elements[0]); err != nil {
 		return fail(err.Error())
 	}
-	if len(elements) < 2 {
+	if len(elements) < 2 || elements[1] == "" {
 		return fail("the name of the share is missing")
 	}
 	if elements[len(elements)-1] == "" {
